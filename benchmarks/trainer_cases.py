@@ -1,0 +1,278 @@
+"""Small models, batches and groups of worker processes for the trainer's tests and benchmarks."""
+
+from __future__ import annotations
+
+import multiprocessing
+import queue
+import socket
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slime_rl.config import Config, parse_config
+from slime_rl.data.batches import RolloutBatch, split_for_data_parallel
+from slime_rl.data.ragged import Ragged
+
+VOCAB_SIZE = 131  # a prime: no tensor-parallel size divides it
+START_TIMEOUT_S = 300
+# No two dimensions are equal, so that a transposed or mixed-up weight cannot go unnoticed.
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "dtype": "float32",
+}
+
+
+def make_checkpoint(folder: Path, kind: str = "qwen3", *, seed: int = 0, **overrides: Any) -> Any:
+    """A random model of an architecture, saved by transformers; returns the transformers model.
+
+    Kinds: llama, qwen2 (biases), qwen3 (query-key norm), qwen3_moe, deepseek_v3 (MLA and experts).
+    """
+    import transformers as hf
+
+    makers: dict[str, Callable[[], Any]] = {
+        "llama": lambda: hf.LlamaConfig(**SHAPE | {"head_dim": 12} | overrides),
+        "qwen2": lambda: hf.Qwen2Config(**SHAPE | overrides),
+        "qwen3": lambda: hf.Qwen3Config(**SHAPE | {"head_dim": 16, "tie_word_embeddings": False} | overrides),
+        "qwen3_moe": lambda: hf.Qwen3MoeConfig(**SHAPE | MOE | {"head_dim": 16} | overrides),
+        "deepseek_v3": lambda: hf.DeepseekV3Config(**SHAPE | MLA | overrides),
+    }
+    torch.manual_seed(seed)
+    model = hf.AutoModelForCausalLM.from_config(makers[kind]()).float()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.1)  # norms and biases that matter
+            else:
+                parameter.normal_(0, 0.08)
+        for name, buffer in model.named_buffers():
+            if "e_score_correction_bias" in name:
+                buffer.normal_(0, 0.05)
+    model.save_pretrained(folder)
+    return model
+
+
+MOE: dict[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "router_aux_loss_coef": 0.0,
+}
+MLA: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "moe_intermediate_size": 40,
+    "first_k_dense_replace": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "num_nextn_predict_layers": 0,
+}
+
+
+def make_config(hf_path: Path, *flags: str, groups: int = 4, samples: int = 3, workers: int = 1) -> Config:
+    """A Config for steps of `groups` x `samples`; later flags win over the defaults."""
+    with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as prompts:
+        prompts.write('{"prompt": "1+1=", "label": "2"}\n')
+        prompts.flush()
+        defaults = {
+            "--hf-checkpoint": str(hf_path),
+            "--prompt-data": prompts.name,
+            "--rollout-batch-size": str(groups),
+            "--n-samples-per-prompt": str(samples),
+            "--train-num-workers": str(workers),
+            "--max-tokens-per-worker": "96",
+            "--lr": "1e-3",
+            "--device": "cpu",
+            "--train-threads-per-worker": "1",
+        }
+        argv = [part for pair in defaults.items() if pair[0] not in flags for part in pair]
+        return parse_config([*argv, *flags])
+
+
+def make_batch(step: int = 0, *, groups: int = 4, samples: int = 3, updates: int = 1, seed: int = 0) -> RolloutBatch:
+    """A global batch of random tokens: lengths from 2 to 40, some tokens masked, engine log-probs near plausible ones."""
+    generator = torch.Generator().manual_seed(1000 * seed + step)
+
+    def integers(low: int, high: int, count: int) -> torch.Tensor:
+        return torch.randint(low, high, (count,), generator=generator)
+
+    count = groups * samples
+    prompts, responses = integers(1, 10, count), integers(2, 40, count)
+    tokens = [integers(0, VOCAB_SIZE, int(p + r)) for p, r in zip(prompts, responses, strict=True)]
+    masks = [(torch.rand(int(r), generator=generator) > 0.2).float() for r in responses]
+    log_probs = [-4.8 + 0.3 * torch.randn(int(r), generator=generator) for r in responses]
+    tensors: dict[str, Any] = {
+        "tokens": Ragged.from_list(tokens, torch.int64),
+        "prompt_lengths": prompts,
+        "loss_mask": Ragged.from_list(masks, torch.float32),
+        "rollout_log_probs": Ragged.from_list(log_probs, torch.float32),
+        "weight_versions": Ragged.from_list([torch.full((int(r),), step) for r in responses], torch.int32),
+        "rewards": torch.rand(count, generator=generator),
+        "group_ids": torch.arange(count) // samples,
+        "rollout_ids": torch.arange(count),
+        "sample_ids": torch.arange(count),
+        "update_ids": torch.arange(count) // (count // updates),
+    }
+    return RolloutBatch(tensors, None, {"step": step, "weight_version": step, "num_samples": count})
+
+
+@dataclass(frozen=True)
+class Job:
+    """Steps to train on one group of workers. `shuffle` reorders each worker's samples."""
+
+    config: Config
+    batches: list[RolloutBatch]
+    shuffle: bool = False
+    load: Path | None = None
+    save: Path | None = None
+    save_hf: Path | None = None
+
+
+@dataclass
+class Outcome:
+    """What rank 0 saw."""
+
+    metrics: list[dict[str, float]] = field(default_factory=list)  # per step, then the log-probs of the last batch
+    weights: dict[str, torch.Tensor] = field(default_factory=dict)  # Hugging Face names, after the last step
+    loaded: dict[str, Any] = field(default_factory=dict)
+
+
+def run_job(job: Job, rank: int, world_size: int, port: int) -> Outcome:
+    """Make a worker, run the job's steps, and leave the process group again."""
+    from slime_rl.trainer.worker import TrainWorker
+
+    worker = TrainWorker(job.config, rank, world_size, "127.0.0.1", port)
+    try:
+        outcome = Outcome(loaded=worker.load(job.load) if job.load else {})
+        for batch in job.batches:
+            shard = split_for_data_parallel(batch, job.config.data_parallel_size)[worker.data_parallel_rank]
+            if job.shuffle:
+                order = torch.randperm(len(shard), generator=torch.Generator().manual_seed(7))
+                shard = shard.select_rows(order)
+            outcome.metrics.append(worker.train(batch.meta_info["step"], shard))
+        if job.save:
+            worker.save(job.save, len(job.batches), {"cursor": 17})
+        if job.save_hf:
+            worker.save_hf(job.save_hf)
+        outcome.weights = {name: tensor.clone() for name, tensor in worker.export_weights()}
+        return outcome
+    finally:
+        worker.shutdown()
+
+
+def run_jobs(jobs: list[Job], world_size: int) -> list[Outcome]:
+    """Run jobs one after the other on `world_size` fresh processes.
+
+    Raises:
+        RuntimeError: a worker failed; with its traceback.
+    """
+    context = multiprocessing.get_context("spawn")
+    results: Any = context.Queue()
+    ports = free_ports(len(jobs))
+    workers = [
+        context.Process(target=_work, args=(jobs, rank, world_size, ports, results), daemon=True)
+        for rank in range(world_size)
+    ]
+    for worker in workers:
+        worker.start()
+    try:
+        outcomes: list[Outcome] = []
+        while len(outcomes) < len(jobs):
+            outcomes.append(_next_result(results, workers))
+        return outcomes
+    finally:
+        for worker in workers:
+            worker.join(timeout=10)
+            if worker.is_alive():
+                worker.kill()
+
+
+def _next_result(results: Any, workers: list[Any]) -> Outcome:
+    for _ in range(START_TIMEOUT_S):
+        try:
+            kind, value = results.get(timeout=1)
+        except queue.Empty:
+            if any(worker.exitcode not in (None, 0) for worker in workers):
+                codes = [worker.exitcode for worker in workers]
+                raise RuntimeError(f"worker processes ended with exit codes {codes}") from None
+            continue
+        if kind == "error":
+            raise RuntimeError(value)
+        return _from_bytes(value)
+    raise RuntimeError(f"no result within {START_TIMEOUT_S} s")
+
+
+def _work(jobs: list[Job], rank: int, world_size: int, ports: list[int], results: Any) -> None:
+    warnings.filterwarnings("ignore")
+    try:
+        for job, port in zip(jobs, ports, strict=True):
+            outcome = run_job(job, rank, world_size, port)
+            if rank == 0:
+                results.put(("outcome", _to_bytes(outcome)))
+    except Exception:  # handed to the parent, which raises it
+        results.put(("error", f"rank {rank}:\n{traceback.format_exc()}"))
+
+
+def _to_bytes(outcome: Outcome) -> bytes:
+    """Pickled here: a tensor in a multiprocessing queue is a file descriptor that dies with its process."""
+    import io
+
+    buffer = io.BytesIO()
+    torch.save(vars(outcome), buffer)
+    return buffer.getvalue()
+
+
+def _from_bytes(data: bytes) -> Outcome:
+    import io
+
+    return Outcome(**torch.load(io.BytesIO(data), weights_only=False))
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on, all different."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def relative_difference(a: Outcome, b: Outcome) -> float:
+    """Largest relative difference of loss, gradient norm (every step) and weights (per tensor, of its largest entry)."""
+    worst = 0.0
+    for x, y in zip(a.metrics, b.metrics, strict=True):
+        for name in ("train/loss", "train/grad_norm"):
+            worst = max(worst, abs(x[name] - y[name]) / max(abs(y[name]), 1e-12))
+    for name, tensor in b.weights.items():
+        difference = (a.weights[name].float() - tensor.float()).abs().max()
+        worst = max(worst, float(difference / tensor.float().abs().max()))
+    return worst

@@ -1,0 +1,76 @@
+"""Built-in policies: which generated groups train next, and which complete groups may train at all."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from slime_rl.config import Config
+from slime_rl.types import Group, Sample
+
+
+class GroupSummary(NamedTuple):
+    """What a ranking may know of a group, so that its tokens need not be in memory."""
+
+    group_index: int
+    oldest_version: int  # -1 when no model sampled any token
+    reward_mean: float
+    reward_std: float
+
+
+def summarise(group: Group) -> GroupSummary:
+    rewards = [sample.reward for sample in group.samples if sample.reward is not None]
+    mean = statistics.fmean(rewards) if rewards else 0.0
+    oldest = group.oldest_version
+    return GroupSummary(group.group_index, -1 if oldest is None else oldest, mean, reward_std(rewards))
+
+
+def reward_std(rewards: Sequence[float]) -> float:
+    """Population standard deviation, exactly 0 for equal rewards: sums of equal floats may differ in the last bit."""
+    return 0.0 if not rewards or min(rewards) == max(rewards) else statistics.pstdev(rewards)
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """A BufferFilter that takes the groups with the smallest `key`. The buffer ranks by summaries, without payloads."""
+
+    key: Callable[[GroupSummary], Any]
+
+    def __call__(self, config: Config, step: int, groups: list[Group], num_groups: int) -> list[Group]:
+        return sorted(groups, key=lambda group: self.key(summarise(group)))[:num_groups]
+
+
+oldest_first = Ranking(lambda group: group.group_index)
+freshest_first = Ranking(lambda group: (-group.oldest_version, group.group_index))
+stalest_first = Ranking(lambda group: (group.oldest_version, group.group_index))
+by_reward_variance = Ranking(lambda group: (-group.reward_std, group.group_index))
+
+
+def nonzero_std(config: Config, group: list[Sample]) -> str | None:
+    """Keep groups whose rewards differ: equal ones give no advantage, so nothing to learn."""
+    rewards = _rewards(group)
+    return "zero_std" if min(rewards) == max(rewards) else None
+
+
+def reward_band(config: Config, group: list[Sample]) -> str | None:
+    """Keep groups whose mean reward lies strictly between the two values of --reward-band."""
+    low, high = config.buffer.reward_band
+    mean = statistics.fmean(_rewards(group))
+    if mean <= low:
+        return "reward_too_low"
+    return "reward_too_high" if mean >= high else None
+
+
+def not_all_truncated(config: Config, group: list[Sample]) -> str | None:
+    """Keep groups in which at least one response ended before the length limit."""
+    return None if any(sample.status != "truncated" for sample in group) else "all_truncated"
+
+
+def _rewards(group: list[Sample]) -> list[float]:
+    rewards = [sample.reward for sample in group if sample.reward is not None]
+    if len(rewards) < len(group) or not group:
+        missing = len(group) - len(rewards)
+        raise ValueError(f"--dynamic-filter-path: {missing} of {len(group)} samples have no reward yet")
+    return rewards

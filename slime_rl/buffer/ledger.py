@@ -1,0 +1,177 @@
+"""The account of every prompt group: which state each is in, and which way it may go. Knows nothing of payloads.
+
+              ┌──────────requeue───────────┐
+              ▼                            │
+           waiting ──reserve──► reserved ──┼─generate─► generated ──admit(step)──► admitted(step) ──commit──► committed
+                                   ▲       └─drop(reason)──► dropped                     │
+              new prompts ──open───┘                            ▲──────drop(reason)──────┘ (generated only)
+
+A group is in exactly one state at any time. Committed and dropped groups are folded into ranges and counters, so the
+account grows with what is under way, not with what is done.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from enum import StrEnum
+from typing import Any
+
+from slime_rl.buffer.ranges import RangeSet
+
+
+class State(StrEnum):
+    WAITING = "waiting"
+    RESERVED = "reserved"
+    GENERATED = "generated"
+    ADMITTED = "admitted"
+    COMMITTED = "committed"
+    DROPPED = "dropped"
+
+
+class Ledger:
+    """See the picture above. Every method raises ValueError, naming the group and its state, for a way not in it."""
+
+    def __init__(self) -> None:
+        self.next_group_index = 0
+        self.admitted: dict[int, list[int]] = {}  # step -> groups in training order
+        self.drop_reasons: Counter[str] = Counter()
+        self.last_committed_step: int | None = None
+        self._live: dict[int, State] = {}
+        self._counts: Counter[State] = Counter()
+        self._waiting: list[int] = []  # heap; may hold groups that went on
+        self._committed, self._dropped = RangeSet(), RangeSet()
+
+    def state_of(self, group_index: int) -> State | None:
+        """None for a group that was never opened."""
+        if group_index in self._live:
+            return self._live[group_index]
+        if group_index in self._committed:
+            return State.COMMITTED
+        return State.DROPPED if group_index in self._dropped else None
+
+    def open(self) -> int:
+        """A new group, reserved at once; returns its index, which no other group ever has."""
+        group_index = self.next_group_index
+        self.next_group_index += 1
+        self._set(group_index, State.RESERVED)
+        return group_index
+
+    def reserve(self) -> int | None:
+        """waiting -> reserved for the lowest index; None when nothing waits."""
+        while self._waiting:
+            group_index = heapq.heappop(self._waiting)
+            if self._live.get(group_index) is State.WAITING:
+                self._set(group_index, State.RESERVED)
+                return group_index
+        return None
+
+    def requeue(self, group_index: int) -> None:
+        """reserved -> waiting"""
+        self._require(group_index, "requeue", State.RESERVED)
+        self._set(group_index, State.WAITING)
+        heapq.heappush(self._waiting, group_index)
+
+    def generate(self, group_index: int) -> None:
+        """reserved -> generated"""
+        self._require(group_index, "admit", State.RESERVED)
+        self._set(group_index, State.GENERATED)
+
+    def drop(self, group_index: int, reason: str) -> None:
+        """reserved or generated -> dropped(reason)"""
+        self._require(group_index, "drop", State.RESERVED, State.GENERATED)
+        if not reason:
+            raise ValueError(f"group {group_index} cannot be dropped without a reason")
+        self._forget(group_index)
+        self._dropped.add(group_index)
+        self.drop_reasons[reason] += 1
+
+    def admit(self, step: int, group_indices: list[int]) -> None:
+        """generated -> admitted(step) for all of them or, if one may not, for none."""
+        if step in self.admitted:
+            raise ValueError(f"step {step} already has its {len(self.admitted[step])} groups")
+        if len(set(group_indices)) < len(group_indices):
+            raise ValueError(f"step {step} cannot train a group twice: {group_indices}")
+        for group_index in group_indices:
+            self._require(group_index, "take", State.GENERATED)
+        for group_index in group_indices:
+            self._set(group_index, State.ADMITTED)
+        self.admitted[step] = list(group_indices)
+
+    def commit(self, step: int) -> list[int]:
+        """admitted(step) -> committed(step); returns the groups."""
+        if step not in self.admitted:
+            if self.last_committed_step is not None and step <= self.last_committed_step:
+                raise ValueError(f"step {step} cannot be committed: step {self.last_committed_step} already is")
+            raise ValueError(f"step {step} cannot be committed: no groups were taken for it")
+        groups = self.admitted.pop(step)
+        for group_index in groups:
+            self._forget(group_index)
+            self._committed.add(group_index)
+        self.last_committed_step = max(step, -1 if self.last_committed_step is None else self.last_committed_step)
+        return groups
+
+    def in_state(self, state: State) -> list[int]:
+        """Live groups in `state`, rising."""
+        return sorted(index for index, is_in in self._live.items() if is_in is state)
+
+    def count(self, state: State) -> int:
+        if state is State.COMMITTED:
+            return len(self._committed)
+        return len(self._dropped) if state is State.DROPPED else self._counts[state]
+
+    def counts(self) -> dict[str, int]:
+        """Groups per state, and per reason as `dropped/<reason>`."""
+        reasons = {f"dropped/{reason}": count for reason, count in sorted(self.drop_reasons.items())}
+        return {state.value: self.count(state) for state in State} | reasons
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        live: dict[str, list[list[int]]] = {}
+        for state in (State.WAITING, State.RESERVED, State.GENERATED, State.ADMITTED):
+            ranges = RangeSet()
+            for group_index in self.in_state(state):
+                ranges.add(group_index)
+            live[state.value] = ranges.to_list()
+        return {
+            "next_group_index": self.next_group_index,
+            "live": live,
+            "admitted": [[step, groups] for step, groups in sorted(self.admitted.items())],
+            "committed": self._committed.to_list(),
+            "dropped": self._dropped.to_list(),
+            "drop_reasons": dict(self.drop_reasons),
+            "last_committed_step": self.last_committed_step,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a saved account: reserved groups wait again, admitted ones are generated again."""
+        self.__init__()
+        self.next_group_index = int(state["next_group_index"])
+        self.drop_reasons = Counter(state["drop_reasons"])
+        self.last_committed_step = state["last_committed_step"]
+        self._committed, self._dropped = RangeSet(state["committed"]), RangeSet(state["dropped"])
+        becomes = {State.RESERVED: State.WAITING, State.ADMITTED: State.GENERATED}
+        for name, ranges in state["live"].items():
+            for start, stop in ranges:
+                for group_index in range(start, stop):
+                    self._set(group_index, becomes.get(State(name), State(name)))
+        self._waiting = self.in_state(State.WAITING)  # sorted, so a heap
+        known = len(self._live) + len(self._committed) + len(self._dropped)
+        if known != self.next_group_index:
+            raise ValueError(f"the saved ledger accounts for {known} groups, but {self.next_group_index} were opened")
+
+    def _set(self, group_index: int, state: State) -> None:
+        before = self._live.get(group_index)
+        if before is not None:
+            self._counts[before] -= 1
+        self._live[group_index] = state
+        self._counts[state] += 1
+
+    def _forget(self, group_index: int) -> None:
+        self._counts[self._live.pop(group_index)] -= 1
+
+    def _require(self, group_index: int, action: str, *allowed: State) -> None:
+        state = self.state_of(group_index)
+        if state not in allowed:
+            is_now = "was never reserved" if state is None else f"is {state}"
+            raise ValueError(f"cannot {action} group {group_index}: it {is_now}, and must be {' or '.join(allowed)}")

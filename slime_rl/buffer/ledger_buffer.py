@@ -1,0 +1,228 @@
+"""`--buffer-path ledger`: the data buffer. A ledger says where each group stands, a store holds what groups carry.
+
+    source ──next_prompts──► reserve ──► (rollout) ──► admit ──► take(step) ──► (training) ──► commit(step)
+                                ▲            │ requeue / drop      ▲
+                                └────────────┘                     └── --buffer-filter-path chooses
+
+Saved state is taken between calls: what was reserved waits again after a resume, what a step had taken is taken by that
+step again.
+"""
+
+from __future__ import annotations
+
+import copy
+import heapq
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from slime_rl.buffer.filters import GroupSummary, Ranking, summarise
+from slime_rl.buffer.ledger import Ledger, State
+from slime_rl.buffer.packed import PackedGroups
+from slime_rl.buffer.payloads import PayloadStore
+from slime_rl.buffer.policies import BUFFER_FILTERS
+from slime_rl.config import Config
+from slime_rl.data.codec import decode, encode
+from slime_rl.protocols import BufferFilter, PromptSource
+from slime_rl.types import Group, Prompt, Sample
+
+FORMAT = 1
+
+
+class _Record(NamedTuple):
+    """What a group without tokens is made from again."""
+
+    source_index: int
+    epoch: int
+    attempts: int
+
+
+class LedgerBuffer:
+    """Implements `protocols.DataBuffer`; see there for each method. Used by one thread."""
+
+    def __init__(self, config: Config, source: PromptSource) -> None:
+        self.config, self.source = config, source
+        self.filter: BufferFilter = BUFFER_FILTERS.load(config.buffer.buffer_filter_path)
+        self.ledger = Ledger()
+        folder = config.buffer.buffer_spill_dir or str(config.run_dir / "buffer_spill")
+        self.payloads = PayloadStore(config.buffer.buffer_memory_bytes, Path(folder))
+        self._records: dict[int, _Record] = {}
+        self._ranked: list[tuple[Any, int]] = []  # heap over the generated groups when the filter is a Ranking
+        self._promised: dict[int, list[int]] = {}  # step -> groups that it had taken when the state was saved
+
+    def reserve(self, num_groups: int) -> list[Group]:
+        if num_groups < 0:
+            raise ValueError(f"cannot reserve {num_groups} groups")
+        num_new = max(0, num_groups - self.ledger.count(State.WAITING))
+        # Drawn first: when the source fails, no group has changed its state.
+        prompts = self.source.next_prompts(num_new) if num_new else []
+        if len(prompts) != num_new:
+            raise ValueError(f"--data-source-path gave {len(prompts)} prompts where {num_new} were asked for")
+        groups: list[Group] = []
+        while len(groups) < num_groups - num_new:
+            group_index = self.ledger.reserve()
+            assert group_index is not None
+            groups.append(self._waiting_group(group_index))
+        for epoch, prompt in prompts:
+            group_index = self.ledger.open()
+            self._records[group_index] = _Record(prompt.source_index, epoch, 0)
+            groups.append(self._new_group(group_index, prompt))
+        return groups
+
+    def admit(self, group: Group) -> None:
+        if not group.samples:
+            raise ValueError(f"group {group.group_index} has no samples, so it cannot train")
+        self.ledger.generate(group.group_index)
+        self._enter(summarise(group))
+        self.payloads.put(group)
+
+    def requeue(self, group: Group) -> None:
+        self.ledger.requeue(group.group_index)
+        self._records[group.group_index] = self._records[group.group_index]._replace(attempts=group.attempts)
+        if any(sample.response_length for sample in group.samples):
+            self.payloads.put(group)
+        else:
+            self.payloads.remove(group.group_index)
+
+    def drop(self, group: Group, reason: str) -> None:
+        self.ledger.drop(group.group_index, reason)
+        self._release(group.group_index)
+
+    def take(self, step: int, num_groups: int) -> list[Group]:
+        taken = self.ledger.admitted.get(step)
+        if taken is None:
+            groups = self._choose(step, num_groups)
+            self.ledger.admit(step, [group.group_index for group in groups])
+            self._promised.pop(step, None)
+            return groups
+        if len(taken) != num_groups:
+            raise ValueError(f"step {step} has taken {len(taken)} groups before, now {num_groups} are asked for")
+        return self.payloads.get_many(taken)
+
+    def commit(self, step: int) -> None:
+        for group_index in self.ledger.commit(step):
+            self._release(group_index)
+
+    def counts(self) -> dict[str, int]:
+        return self.ledger.counts()
+
+    def offload(self) -> None:
+        self.payloads.offload()
+
+    def onload(self) -> None:
+        self.payloads.onload()
+
+    def close(self) -> None:
+        """Remove spilled files; a checkpoint does not need them."""
+        self.payloads.close()
+
+    def __len__(self) -> int:
+        return self.ledger.count(State.GENERATED)
+
+    def get(self, group_index: int) -> Group:
+        """A live group with tokens, wherever it is, for inspection."""
+        if group_index not in self.payloads:
+            raise ValueError(f"group {group_index} has no tokens here: it is {self.ledger.state_of(group_index)}")
+        return self.payloads.get_many([group_index])[0]
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-able and complete: it needs no file of the run that made it."""
+        indices = sorted(self._records)
+        records = list(zip(*(self._records[i] for i in indices), strict=True)) or [(), (), ()]
+        promised = self._promised | self.ledger.admitted
+        return {
+            "format": FORMAT,
+            "ledger": self.ledger.state_dict(),
+            "source": encode(self.source.state_dict(), "state of --data-source-path"),
+            "records": [indices, *map(list, records)],
+            "promised": [[step, list(groups)] for step, groups in sorted(promised.items())],
+            "payloads": self.payloads.packed().to_jsonable(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state.get("format") != FORMAT:
+            raise ValueError(f"--load: buffer state of format {state.get('format')}, this version reads {FORMAT}")
+        self.source.load_state_dict(decode(state["source"]))  # refuses another dataset before anything changes
+        self.ledger.load_state_dict(state["ledger"])
+        indices, *columns = state["records"]
+        self._records = {i: _Record(*row) for i, row in zip(indices, zip(*columns, strict=True), strict=True)}
+        self._promised = {int(step): list(groups) for step, groups in state["promised"]}
+        self.payloads.load(PackedGroups.from_jsonable(state["payloads"]))
+        self._ranked = []
+        generated = self.ledger.in_state(State.GENERATED)
+        for at in range(0, len(generated), 256):
+            for group in self.payloads.get_many(generated[at : at + 256]):
+                self._enter(summarise(group))
+
+    def _new_group(self, group_index: int, prompt: Prompt) -> Group:
+        n, record = self.config.train.n_samples_per_prompt, self._records[group_index]
+        samples = [
+            Sample(
+                index=group_index * n + i,
+                group_index=group_index,
+                rollout_id=group_index * n + i,
+                prompt=copy.deepcopy(prompt.prompt),
+                label=prompt.label,
+                metadata=copy.deepcopy(prompt.metadata),
+            )
+            for i in range(n)
+        ]
+        return Group(group_index=group_index, samples=samples, **record._asdict())
+
+    def _waiting_group(self, group_index: int) -> Group:
+        """A requeued group to go on with. One with tokens is a copy: until it comes back, the old state is saved."""
+        if group_index in self.payloads:
+            return copy.deepcopy(self.payloads.get_many([group_index])[0])
+        return self._new_group(group_index, self.source.get(self._records[group_index].source_index))
+
+    def _enter(self, summary: GroupSummary) -> None:
+        if isinstance(self.filter, Ranking):
+            heapq.heappush(self._ranked, (self.filter.key(summary), summary.group_index))
+
+    def _release(self, group_index: int) -> None:
+        self.payloads.remove(group_index)
+        self._records.pop(group_index, None)
+
+    def _choose(self, step: int, num_groups: int) -> list[Group]:
+        have = len(self)
+        if have < num_groups:
+            counts = self.counts()
+            raise ValueError(f"step {step} asks for {num_groups} groups, but only {have} are generated: {counts}")
+        promised = self._promised.get(step, [])
+        if promised and len(promised) == num_groups:
+            return self._objects(promised)
+        spoken_for = {i for groups in self._promised.values() for i in groups}
+        if have - len(spoken_for) < num_groups:
+            self._promised.clear()
+            spoken_for.clear()
+        if isinstance(self.filter, Ranking):
+            return self._objects(self._pop_ranked(num_groups, spoken_for))
+        candidates = [i for i in self.ledger.in_state(State.GENERATED) if i not in spoken_for]
+        return self._apply_filter(step, candidates, num_groups)
+
+    def _pop_ranked(self, num_groups: int, spoken_for: set[int]) -> list[int]:
+        chosen: list[int] = []
+        aside: list[tuple[Any, int]] = []
+        while len(chosen) < num_groups:
+            entry = heapq.heappop(self._ranked)
+            if self.ledger.state_of(entry[1]) is State.GENERATED:
+                (aside if entry[1] in spoken_for else chosen).append(entry if entry[1] in spoken_for else entry[1])
+        for entry in aside:
+            heapq.heappush(self._ranked, entry)
+        return chosen
+
+    def _apply_filter(self, step: int, candidates: list[int], num_groups: int) -> list[Group]:
+        """Let a custom policy choose. It sees every candidate with its tokens, spilled ones read from disk."""
+        flag = f"--buffer-filter-path {self.config.buffer.buffer_filter_path}"
+        chosen = self.filter(self.config, step, self.payloads.get_many(candidates), num_groups)
+        if not isinstance(chosen, list) or not all(isinstance(group, Group) for group in chosen):
+            raise ValueError(f"{flag} must return a list of groups, got {type(chosen).__name__}")
+        indices = [group.group_index for group in chosen]
+        if foreign := sorted(set(indices) - set(candidates)):
+            raise ValueError(f"{flag} returned groups that it was not given: {foreign[:10]}")
+        if len(indices) != num_groups or len(set(indices)) < len(indices):
+            what = "a group twice" if len(set(indices)) < len(indices) else f"{len(indices)} groups"
+            raise ValueError(f"{flag} returned {what} for step {step}, which trains on {num_groups} different ones")
+        return self._objects(indices)
+
+    def _objects(self, group_indices: list[int]) -> list[Group]:
+        return self.payloads.get_many(group_indices)

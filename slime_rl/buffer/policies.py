@@ -1,0 +1,36 @@
+"""The buffer's extension points: each flag, its protocol and its built-ins. Nothing is imported before it is used."""
+
+from __future__ import annotations
+
+from slime_rl.protocols import BufferFilter, DataBuffer, GroupFilter, PromptSource
+from slime_rl.registry import ExtensionPoint
+
+BUFFERS = ExtensionPoint(
+    flag="--buffer-path",
+    protocol=DataBuffer,
+    builtins={"ledger": "slime_rl.buffer.ledger_buffer:LedgerBuffer"},
+)
+BUFFER_FILTERS = ExtensionPoint(
+    flag="--buffer-filter-path",
+    protocol=BufferFilter,
+    builtins={
+        "oldest_first": "slime_rl.buffer.filters:oldest_first",
+        "freshest_first": "slime_rl.buffer.filters:freshest_first",
+        "stalest_first": "slime_rl.buffer.filters:stalest_first",
+        "by_reward_variance": "slime_rl.buffer.filters:by_reward_variance",
+    },
+)
+DYNAMIC_FILTERS = ExtensionPoint(
+    flag="--dynamic-filter-path",
+    protocol=GroupFilter,
+    builtins={
+        "nonzero_std": "slime_rl.buffer.filters:nonzero_std",
+        "reward_band": "slime_rl.buffer.filters:reward_band",
+        "not_all_truncated": "slime_rl.buffer.filters:not_all_truncated",
+    },
+)
+PROMPT_SOURCES = ExtensionPoint(
+    flag="--data-source-path",
+    protocol=PromptSource,
+    builtins={"file": "slime_rl.buffer.sources:FilePromptSource"},
+)

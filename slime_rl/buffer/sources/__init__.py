@@ -1,0 +1,13 @@
+from slime_rl.buffer.sources.file_source import FilePromptSource, PromptTable, read_prompts
+from slime_rl.buffer.sources.prompts import LocatedPrompt, check_prompt_lengths
+from slime_rl.buffer.sources.spec import DataFile, parse_data_spec
+
+__all__ = [
+    "DataFile",
+    "FilePromptSource",
+    "LocatedPrompt",
+    "PromptTable",
+    "check_prompt_lengths",
+    "parse_data_spec",
+    "read_prompts",
+]

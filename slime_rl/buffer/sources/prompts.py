@@ -1,0 +1,129 @@
+"""A row of a data file as a checked prompt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from slime_rl.config import DataConfig
+from slime_rl.types import Prompt
+
+# Columns with these names are carried along in the metadata, as rewards, tools and generate functions expect them:
+# verl's, tools, and the payload of multimodal prompts.
+CARRIED = ("data_source", "extra_info", "ability", "agent_name", "tools", "images", "videos", "audios")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocatedPrompt(Prompt):
+    """A prompt that knows where it was read, for messages to the user."""
+
+    origin: str  # file:line
+
+
+def prompt_from_row(row: dict[str, Any], source_index: int, origin: str, data: DataConfig) -> LocatedPrompt:
+    """Check a row and take prompt, label and metadata from it.
+
+    Raises:
+        ValueError: a key that is missing or of another type than it must be; names the place and the row's keys.
+    """
+    if data.input_key not in row:
+        raise ValueError(f"{origin}: no {data.input_key!r} (--input-key); {_keys(row)}")
+    prompt = row[data.input_key]
+    _check_prompt(prompt, f"{origin}: {data.input_key!r} (--input-key)")
+    return LocatedPrompt(
+        source_index=source_index,
+        prompt=prompt,
+        label=_label(row, origin, data),
+        metadata=_metadata(row, origin, data),
+        origin=origin,
+    )
+
+
+def _check_prompt(prompt: Any, what: str) -> None:
+    if isinstance(prompt, str):
+        if not prompt:
+            raise ValueError(f"{what} is empty")
+        return
+    if not isinstance(prompt, list) or not prompt:
+        raise ValueError(f"{what} must be text or a list of chat messages, got {_shown(prompt)}")
+    for number, message in enumerate(prompt):
+        if not isinstance(message, dict) or "role" not in message or "content" not in message:
+            raise ValueError(f"{what}: message {number} must have 'role' and 'content', got {_shown(message)}")
+
+
+def _label(row: dict[str, Any], origin: str, data: DataConfig) -> Any:
+    if data.label_field is None:
+        return None
+    label = row.get(data.label_field)
+    if label is None and isinstance(row.get("reward_model"), dict):
+        label = row["reward_model"].get("ground_truth")
+    if label is None:
+        problem = "is null" if data.label_field in row else "is missing"
+        raise ValueError(
+            f"{origin}: {data.label_field!r} (--label-key) {problem}; {_keys(row)}; "
+            "pass --label-key none for prompts without labels"
+        )
+    return label
+
+
+def _metadata(row: dict[str, Any], origin: str, data: DataConfig) -> dict[str, Any]:
+    metadata = row.get(data.metadata_key)
+    what = f"{origin}: {data.metadata_key!r} (--metadata-key)"
+    if isinstance(metadata, str) and metadata:
+        try:
+            metadata = json.loads(metadata)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{what} is text but not JSON: {error}") from error
+    if not metadata:
+        metadata = {}
+    if not isinstance(metadata, dict):
+        raise ValueError(f"{what} must be a dictionary, got {_shown(metadata)}")
+    carried = {key: row[key] for key in CARRIED if row.get(key) is not None}
+    tools = carried.get("tools")
+    if isinstance(tools, str):  # columnar files hold nested tool schemas as text
+        try:
+            carried["tools"] = json.loads(tools)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{origin}: 'tools' is text but not JSON: {error}") from error
+    return {**carried, **metadata}
+
+
+def check_prompt_lengths(
+    prompts: Sequence[Prompt],
+    encode: Callable[[Prompt], Sequence[int]],
+    max_prompt_len: int,
+    policy: Literal["error", "skip"],
+) -> list[Prompt]:
+    """The prompts of at most `max_prompt_len` tokens, as `encode` renders them.
+
+    Raises:
+        ValueError: a longer one with policy "error", or nothing left with "skip"; names file:line and the length.
+    """
+    kept: list[Prompt] = []
+    last = ""
+    for prompt in prompts:
+        where = prompt.origin if isinstance(prompt, LocatedPrompt) else f"prompt {prompt.source_index}"
+        try:
+            length = len(encode(prompt))
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
+        if length <= max_prompt_len:
+            kept.append(prompt)
+            continue
+        last = f"{where}: the prompt has {length} tokens, over --max-prompt-len {max_prompt_len}"
+        if policy == "error":
+            raise ValueError(f"{last}; raise the limit, or pass --long-prompt skip to leave such prompts out")
+    if prompts and not kept:
+        raise ValueError(f"--long-prompt skip leaves no prompt at all; the last one: {last}")
+    return kept
+
+
+def _keys(row: dict[str, Any]) -> str:
+    return f"the row has {', '.join(sorted(map(str, row))) or 'no keys'}"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) < 80 else text[:77] + '...'}"

@@ -1,0 +1,153 @@
+"""Everything a run starts, as one context: placement, train group, engines, router, rollout manager.
+
+    cluster.start()                 all at once; the first failure ends it
+    with cluster:                   leaving the block ends every process
+        cluster.rollout · cluster.actor · cluster.training() · cluster.save(step) · cluster.restore()
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import ray
+
+from slime_rl.cluster.checkpoint import CheckpointMeta, CheckpointStore, model_identity
+from slime_rl.cluster.engines import EngineGroup
+from slime_rl.cluster.placement import Placement
+from slime_rl.cluster.rollout_manager import RolloutManager
+from slime_rl.cluster.train_group import TrainGroup
+from slime_rl.config import Config
+
+
+class Rollout:
+    """The driver's handle of the rollout manager; calls block."""
+
+    def __init__(self, config: Config) -> None:
+        self.actor: Any = ray.remote(RolloutManager).options(num_cpus=1).remote(config)
+
+    def __getattr__(self, method: str) -> Any:
+        remote = getattr(self.actor, method)
+        return lambda *args: ray.get(remote.remote(*args))
+
+
+class Cluster:
+    """Owns every process of the run; leaving the block ends them all."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.store = CheckpointStore(config.checkpoint_dir, config.checkpoint.keep_checkpoints)
+        self.engines: EngineGroup | None = None
+        self.rollout: Any = None  # Rollout, once started
+
+    def start(self) -> None:
+        """Start all parts at once; whatever has started is ended when one fails."""
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    def _start(self) -> None:
+        config = self.config
+        placement = Placement(config, uses_gpus=config.cluster.device == "cuda")
+        self.rollout = Rollout(config)
+        pending = {"rollout": [self.rollout.actor.prepare.remote()]}
+        self.actor = TrainGroup(config, placement)
+        if config.needs_engines:
+            self.engines = EngineGroup(config, placement)
+            pending["engines"] = self.engines.start()
+        pending["trainers"] = self.actor.start()
+        started = _wait_all(pending, config.cluster.start_timeout_s)
+        self.actor.data_parallel_ranks = started["trainers"]
+        if self.engines is not None:
+            self.engines.connect(started["engines"])
+            self.actor.connect_engines(self.engines.urls)
+        self.rollout.connect(self.engines.router.url if self.engines else None)
+
+    def sync_weights(self, version: int) -> dict[str, float]:
+        """Send the trainer's weights to the engines as `version`; nothing to do without engines."""
+        return self.actor.sync_weights(version) if self.engines is not None else {}
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Colocated on GPUs: engines give their memory up while the block runs. Elsewhere nothing has to move."""
+        if not (self.config.cluster.colocate and self.config.cluster.device == "cuda" and self.engines):
+            yield
+            return
+        self.engines.offload()
+        self.actor.onload()
+        try:
+            yield
+        finally:
+            self.actor.offload()
+            self.engines.onload()
+
+    def save(self, step: int) -> Path:
+        """One checkpoint of model, optimizer, RNG and buffer after `step` finished steps."""
+        model_type, shape = model_identity(self.config.model.hf_checkpoint)
+        meta = CheckpointMeta(step=step, model_type=model_type, num_parameters_shape=shape)
+
+        def fill(folder: Path) -> None:
+            self.actor.save(str(folder / "model"), step)
+            self.rollout.save(str(folder / "buffer.json"))
+
+        return self.store.write(meta, fill)
+
+    def checkpoint_step(self) -> int | None:
+        """Finished steps of the checkpoint that --load names; None without --load."""
+        if self.config.checkpoint.load is None:
+            return None
+        return CheckpointStore(Path(self.config.checkpoint.load), keep=1).latest()[1].step
+
+    def restore(self) -> int:
+        """Continue from --load; returns the number of finished steps (0 without --load).
+
+        Raises:
+            ValueError: no complete checkpoint there, or one of another model.
+        """
+        if self.config.checkpoint.load is None:
+            return 0
+        folder, meta = CheckpointStore(Path(self.config.checkpoint.load), keep=1).latest()
+        own = model_identity(self.config.model.hf_checkpoint)
+        if own != (meta.model_type, meta.num_parameters_shape):
+            raise ValueError(
+                f"--load {folder} is a checkpoint of a {meta.model_type} model ({meta.num_parameters_shape}: hidden x layers "
+                f"x vocabulary), --hf-checkpoint {self.config.model.hf_checkpoint} is {own[0]} ({own[1]})"
+            )
+        self.actor.load(str(folder / "model"))
+        self.rollout.restore(str(folder / "buffer.json"), meta.step)
+        return meta.step
+
+    def stop(self) -> None:
+        """End engines, router and reward processes; Ray ends its own workers. Idempotent."""
+        if self.rollout is not None:
+            ray.wait([self.rollout.actor.close.remote()], timeout=10)
+        if self.engines is not None:
+            self.engines.stop()
+        self.rollout = self.engines = None
+
+
+def _wait_all(pending: dict[str, list[Any]], timeout_s: float) -> dict[str, list[Any]]:
+    """Results by part; raises the first failure as soon as it happens, or TimeoutError naming what is missing."""
+    deadline = time.monotonic() + timeout_s
+    waiting = {reference: part for part, references in pending.items() for reference in references}
+    while waiting:
+        done, _ = ray.wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
+        if not done:
+            parts = sorted(set(waiting.values()))
+            raise TimeoutError(f"{', '.join(parts)} did not start within --start-timeout-s {timeout_s:g}")
+        for reference in done:
+            ray.get(reference)
+            del waiting[reference]
+    return {part: ray.get(references) for part, references in pending.items()}

@@ -1,0 +1,40 @@
+"""From a failure somewhere in the cluster to one line for the user."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+import ray
+
+
+def root_cause(error: BaseException) -> BaseException:
+    """The error that started it: out of Ray's wrapper and out of exception groups."""
+    while True:
+        cause = getattr(error, "cause", None)
+        if isinstance(error, ray.exceptions.RayTaskError) and isinstance(cause, BaseException):
+            error = cause
+        elif isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        else:
+            return error
+
+
+def explain(error: BaseException) -> tuple[str, bool]:
+    """(one line, whether the user can mend it). ValueErrors and time-outs are made to be read; others name their type."""
+    cause = root_cause(error)
+    text = str(cause).strip() or repr(cause)
+    if isinstance(cause, (ValueError, TimeoutError)) and not isinstance(cause, UnicodeError):
+        return text, True
+    if isinstance(cause, ray.exceptions.RayActorError):
+        first = text.splitlines()[0]
+        return f"a process of the run died: {first} See the logs folder of the run; out of memory is the usual reason.", False
+    return f"{type(cause).__name__}: {text}", False
+
+
+def write_error_log(folder: Path, error: BaseException) -> Path:
+    """The whole traceback, the workers' part included, as FOLDER/error.log."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "error.log"
+    path.write_text("".join(traceback.format_exception(error)))
+    return path

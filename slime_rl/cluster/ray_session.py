@@ -1,0 +1,96 @@
+"""A Ray session of our own: private folder and ports, gone when the run is gone; or an existing cluster by address."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import shutil
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+
+from slime_rl.config import Config
+from slime_rl.engine.process import SupervisedProcess
+
+# Actors beside train workers and engines: the rollout manager, and one to spare for a plugin's own.
+_OTHER_ACTORS = 2
+
+
+@contextmanager
+def ray_session(config: Config) -> Iterator[None]:
+    """Start or join Ray for the time of the block.
+
+    A private session has only logical CPUs (workers are placed by count, threads are set by us), no dashboard and a
+    folder of its own, so that two runs on one machine never meet. It lives below a supervisor: kill -9 of the driver
+    ends all of it.
+
+    Raises:
+        RuntimeError: Ray did not start within --start-timeout-s; with its last log lines.
+    """
+    head = None
+    address = config.cluster.ray_address
+    if address is None:
+        _use_own_token()
+        head, address = _start_head(config)
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    try:
+        ray.init(address=address, namespace=f"slime_rl_{os.getpid()}", **options)
+        yield
+    finally:
+        ray.shutdown()
+        if head is not None:
+            head.stop(grace_s=0.1)  # nothing of value is in it; its own shutdown takes seconds
+
+
+def _use_own_token() -> None:
+    """Let only this run's processes join its Ray, without making or needing a token file in the user's home."""
+    from ray._raylet import Config as RayConfig  # no public call re-reads the settings after `import ray`
+
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": uuid.uuid4().hex, "RAY_USAGE_STATS_ENABLED": "0"}
+    RayConfig.initialize("")
+
+
+def _start_head(config: Config) -> tuple[SupervisedProcess, str]:
+    logs = config.run_dir / "logs"
+    address_file = logs / "ray_address"
+    address_file.unlink(missing_ok=True)
+    num_cpus = 2 * max(config.cluster.train_num_workers, config.cluster.rollout_num_engines) + _OTHER_ACTORS
+    head = SupervisedProcess(
+        [sys.executable, "-m", "slime_rl.cluster.ray_head", *map(str, (address_file, num_cpus, _object_store_bytes()))],
+        os.environ,
+        logs / "ray.log",
+    )
+    head.start()
+    deadline = time.monotonic() + config.cluster.start_timeout_s
+    while not address_file.exists():
+        if not head.is_running() or time.monotonic() > deadline:
+            tail = head.tail(5)
+            head.stop(grace_s=0.1)
+            raise RuntimeError(f"Ray did not start; the end of {head.log_path}:\n{tail}")
+        time.sleep(0.05)
+    return head, address_file.read_text()
+
+
+def _object_store_bytes() -> int:
+    """A tenth of the free shared memory, between 128 MiB and 8 GiB: batches are the only large objects."""
+    free = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 2**30
+    return int(min(8 * 2**30, max(128 * 2**20, free // 10)))
+
+
+def with_device(config: Config) -> Config:
+    """Settle --device auto once for every process: cuda where the Ray cluster has GPUs, else cpu.
+
+    Raises:
+        ValueError: --device cuda on a cluster without GPUs.
+    """
+    has_gpus = ray.cluster_resources().get("GPU", 0) > 0
+    if config.cluster.device == "cuda" and not has_gpus:
+        raise ValueError("--device cuda: the Ray cluster has no GPU; use --device auto or cpu")
+    device = "cuda" if has_gpus and config.cluster.device != "cpu" else "cpu"
+    return dataclasses.replace(config, cluster=dataclasses.replace(config.cluster, device=device))

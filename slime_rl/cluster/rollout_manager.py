@@ -1,0 +1,151 @@
+"""The rollout side's brain, one Ray actor: owns buffer, prompt source, rollout tasks and evaluation.
+
+    submit_through(s) ──► one task a step, in order ──► take(s): a batch per data-parallel rank, and metrics
+                                                         commit(s): the optimizer has used it
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from slime_rl.buffer.policies import BUFFERS, PROMPT_SOURCES
+from slime_rl.config import Config
+from slime_rl.data.batches import rollout_batch_from_groups, split_for_data_parallel
+from slime_rl.data.rendering import load_tokenizer
+from slime_rl.observability.metrics import summarise_samples
+from slime_rl.protocols import DataBuffer, LengthLimited
+from slime_rl.rollout.client import EngineClient
+from slime_rl.rollout.evaluation import Evaluator
+from slime_rl.rollout.group_loop import ROLLOUT_FUNCTIONS
+from slime_rl.rollout.groups import GroupRunner, encode_prompt
+from slime_rl.rollout.rewards.fence import ProcessFence, use_fence
+from slime_rl.rollout.runtime import RolloutRuntime, use_runtime
+from slime_rl.types import Prompt, RolloutOutput, Sample
+
+
+class RolloutManager:
+    """See the picture above. Every public method is a coroutine of the actor's event loop."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.tasks: dict[int, asyncio.Task[RolloutOutput]] = {}
+        self.next_step = 0
+        self.runtime: RolloutRuntime | None = None
+        self.fence: ProcessFence | None = None
+
+    async def prepare(self) -> int:
+        """Read and check data and plugins; returns the prompts in an epoch. Raises ValueError before engines matter."""
+        config = self.config
+        GroupRunner(config)  # its functions are checked here, before any engine has done work
+        self.rollout_function = ROLLOUT_FUNCTIONS.load(_rollout_function_name(config))
+        self.tokenizer = load_tokenizer(config)
+        self.fence = ProcessFence(config.reward.reward_num_workers, config.reward.reward_timeout_s)
+        self.evaluator = Evaluator(config, self._encode)
+        if config.train.num_steps == 0:
+            return 0
+        source = PROMPT_SOURCES.load(config.data.data_source_path)(config)
+        if isinstance(source, LengthLimited):
+            source.limit_lengths(self._encode)
+        self.buffer: DataBuffer = BUFFERS.load(config.buffer.buffer_path)(config, source)
+        return len(source)
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        return encode_prompt(self.config, self.tokenizer, prompt.prompt, prompt.metadata)
+
+    async def connect(self, router_url: str | None) -> None:
+        """Make the client; None for a run without engines."""
+        client = None
+        if router_url is not None:
+            slots = self.config.rollout.rollout_concurrency * self.config.cluster.rollout_num_engines
+            client = EngineClient(router_url, max_in_flight=slots, timeout_s=self.config.rollout.request_timeout_s)
+        self.runtime = RolloutRuntime(client=client, tokenizer=self.tokenizer)
+
+    async def submit_through(self, step: int) -> None:
+        """Have every step up to `step` produced, in order; returns at once."""
+        while self.next_step <= min(step, self.config.train.num_steps - 1):
+            previous = self.tasks.get(self.next_step - 1)
+            self.tasks[self.next_step] = asyncio.create_task(self._produce(self.next_step, previous))
+            self.next_step += 1
+
+    async def _produce(self, step: int, previous: asyncio.Task[RolloutOutput] | None) -> RolloutOutput:
+        if previous is not None:
+            await previous
+        with self._scope():
+            return await self.rollout_function(self.config, step, self.buffer)
+
+    async def take(self, step: int) -> dict[str, Any]:
+        """Wait until `step` is produced. Answers `shards` (one batch reference per data-parallel rank), `metrics`,
+        `samples` (the few to show).
+
+        Raises whatever made the step's production fail.
+        """
+        started = time.monotonic()
+        output = await self.tasks.pop(step)
+        waited = time.monotonic() - started
+        samples = [sample for group in output.groups for sample in group.samples]
+        batch = rollout_batch_from_groups(output.groups, step, step, self.config.train.num_updates_per_rollout)
+        shards = [ray.put(shard) for shard in split_for_data_parallel(batch, self.config.data_parallel_size)]
+        metrics = output.metrics | summarise_samples(samples) | staleness(samples, step)
+        metrics |= {f"buffer/{state}": float(count) for state, count in self.buffer.counts().items()}
+        metrics["rollout/wait_s"] = waited
+        seconds = metrics.get("rollout/seconds", 0.0)
+        if seconds > 0:
+            metrics["rollout/tokens_per_s"] = sum(s.response_length for s in samples) / seconds
+        return {"shards": shards, "metrics": metrics, "samples": samples[: self.config.logging.log_samples]}
+
+    async def commit(self, step: int) -> None:
+        self.buffer.commit(step)
+
+    async def evaluate(self) -> tuple[dict[str, float], list[Sample]]:
+        """Metrics of every evaluation set and a few scored samples."""
+        with self._scope():
+            metrics, samples = await self.evaluator.evaluate()
+        return metrics, samples[: self.config.logging.log_samples]
+
+    async def save(self, path: str) -> None:
+        """Write the buffer's state as JSON."""
+        Path(path).write_text(json.dumps(self.buffer.state_dict()))
+
+    async def restore(self, path: str, next_step: int) -> None:
+        """Load it again; production goes on with `next_step`."""
+        self.buffer.load_state_dict(json.loads(Path(path).read_text()))
+        self.next_step = next_step
+
+    async def close(self) -> None:
+        """Cancel what runs, end the reward processes, close the client."""
+        for task in self.tasks.values():
+            task.cancel()
+        await asyncio.gather(*self.tasks.values(), return_exceptions=True)  # cancelled: outcomes no longer matter
+        if self.fence is not None:
+            self.fence.close()
+        if self.runtime is not None and self.runtime.client is not None:
+            await self.runtime.client.close()
+
+    @contextmanager
+    def _scope(self) -> Iterator[None]:
+        assert self.runtime is not None and self.fence is not None, "prepare and connect come first"
+        with use_runtime(self.runtime), use_fence(self.fence):
+            yield
+
+
+def _rollout_function_name(config: Config) -> str:
+    name = config.rollout.rollout_function_path
+    if name != "auto":
+        return name
+    return "sft" if config.train.loss == "sft" else "group_loop"
+
+
+def staleness(samples: list[Sample], step: int) -> dict[str, float]:
+    """Age of the tokens that train in `step`, in weight versions: mean over tokens, and the oldest."""
+    ages = [step - version for sample in samples for version in sample.weight_versions if version >= 0]
+    if not ages:
+        return {}
+    return {"rollout/staleness_mean": sum(ages) / len(ages), "rollout/staleness_max": float(max(ages))}

@@ -1,0 +1,64 @@
+"""The run folder and its lock: one run at a time writes there, and nothing finished is overwritten unasked."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from slime_rl.config import Config
+
+# What a run leaves in its folder; --overwrite removes these and nothing else.
+_OUTPUTS = (
+    "metrics.jsonl",
+    "samples.jsonl",
+    "summary.json",
+    "report.html",
+    "config.json",
+    "error.log",
+    "checkpoints",
+    "hf",
+    "logs",
+    "tensorboard",
+)
+
+
+@contextmanager
+def run_folder(config: Config) -> Iterator[Path]:
+    """Hold the run folder for the time of the block.
+
+    Raises:
+        ValueError: another run holds it, or it has results and neither --overwrite nor --load is given.
+    """
+    folder = config.run_dir
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "w") as lock:  # the kernel drops the lock with the process, however it ends
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"--run-dir {folder}: another run is using this folder; choose another one") from None
+        _make_room(config, folder)
+        yield folder
+
+
+def _make_room(config: Config, folder: Path) -> None:
+    if config.checkpoint.load is not None:
+        return
+    present = [name for name in _OUTPUTS if (folder / name).exists()]
+    if not present:
+        return
+    if not config.logging.overwrite:
+        raise ValueError(
+            f"--run-dir {folder} already holds a run ({', '.join(present)}); add --overwrite to start anew there, "
+            f"--load {config.checkpoint_dir} to continue it, or choose another folder"
+        )
+    for name in present:
+        path = folder / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    for picture in folder.glob("*.png"):
+        picture.unlink()

@@ -1,0 +1,103 @@
+"""The training side: one Ray actor per Megatron worker, called together because their collectives must meet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+
+from slime_rl.cluster.placement import Placement
+from slime_rl.config import Config
+
+
+class TrainActor:
+    """One Megatron worker. Heavy imports wait until `start`, so that placing and addressing are quick."""
+
+    def __init__(self, config: Config, rank: int) -> None:
+        self.config, self.rank = config, rank
+
+    def rendezvous(self) -> tuple[str, int]:
+        """Address and free port for the workers' process group; asked of rank 0."""
+        from slime_rl.engine.ports import free_port
+
+        return ray.util.get_node_ip_address(), free_port()
+
+    def start(self, address: str, port: int) -> int:
+        """Build model and optimizer; returns this worker's data-parallel rank."""
+        from slime_rl.trainer.worker import TrainWorker
+
+        self.worker = TrainWorker(self.config, self.rank, self.config.cluster.train_num_workers, address, port)
+        return self.worker.data_parallel_rank
+
+    def train(self, step: int, batch: Any) -> dict[str, float]:
+        return self.worker.train(step, batch)
+
+    def connect_engines(self, urls: list[str]) -> None:
+        from slime_rl.weight_sync import make_sender
+
+        self.sender = make_sender(self.config, urls) if self.rank == 0 else None
+
+    def sync_weights(self, version: int) -> dict[str, float]:
+        """Send the current weights to every engine as `version`. All workers take part; rank 0 sends."""
+        from slime_rl.weight_sync.bucket import split_buckets, tied_names
+
+        stream = self.worker.export_weights()
+        if self.sender is None:
+            for _ in stream:  # gathering is collective
+                pass
+            return {}
+        limit = self.config.weight_sync.weight_sync_bucket_bytes
+        buckets = split_buckets(stream, limit, skip=tied_names(self.config.model.hf_checkpoint))
+        report = self.sender.send(buckets, version)
+        return {"sync/seconds": report.seconds, "sync/bytes": float(report.num_bytes)}
+
+    def save(self, path: str, step: int) -> None:
+        self.worker.save(path, step, {})
+
+    def load(self, path: str) -> None:
+        self.worker.load(path)
+
+    def save_hf(self, path: str) -> None:
+        self.worker.save_hf(path)
+
+
+class TrainGroup:
+    """Calls every worker and waits for all; the first failure is raised with the worker's own traceback."""
+
+    def __init__(self, config: Config, placement: Placement) -> None:
+        self.actors: list[Any] = [
+            ray.remote(TrainActor).options(**placement.train_options(rank)).remote(config, rank)
+            for rank in range(config.cluster.train_num_workers)
+        ]
+        self.data_parallel_ranks: list[int] = []
+
+    def start(self) -> list[Any]:
+        """Begin building the workers; the returned references resolve to their data-parallel ranks."""
+        address, port = ray.get(self.actors[0].rendezvous.remote())
+        return [actor.start.remote(address, port) for actor in self.actors]
+
+    def connect_engines(self, urls: list[str]) -> None:
+        self._all("connect_engines", urls)
+
+    def train(self, step: int, shards: list[Any]) -> dict[str, float]:
+        """Train on a step; `shards` holds one batch reference per data-parallel rank."""
+        calls = [
+            actor.train.remote(step, shards[rank])
+            for actor, rank in zip(self.actors, self.data_parallel_ranks, strict=True)
+        ]
+        return ray.get(calls)[0]
+
+    def sync_weights(self, version: int) -> dict[str, float]:
+        return self._all("sync_weights", version)[0]
+
+    def save(self, path: str, step: int) -> None:
+        self._all("save", path, step)
+
+    def load(self, path: str) -> None:
+        self._all("load", path)
+
+    def save_hf(self, path: str) -> None:
+        self._all("save_hf", path)
+
+    def _all(self, method: str, *args: Any) -> list[Any]:
+        return ray.get([getattr(actor, method).remote(*args) for actor in self.actors])

@@ -1,0 +1,40 @@
+"""Checks that speak: every failure names the flag, the rule and the value received."""
+
+from __future__ import annotations
+
+import glob
+from pathlib import Path
+from typing import Any
+
+
+def check(condition: bool, flag: str, rule: str, value: Any) -> None:
+    if not condition:
+        raise ValueError(f"{flag} {rule}, got {value!r}")
+
+
+def check_positive(**values: float | None) -> None:
+    for name, value in values.items():
+        if value is not None:
+            check(value > 0, "--" + name.replace("_", "-"), "must be > 0", value)
+
+
+def check_not_negative(**values: float | None) -> None:
+    for name, value in values.items():
+        if value is not None:
+            check(value >= 0, "--" + name.replace("_", "-"), "must be >= 0", value)
+
+
+def check_dir(flag: str, path: str, must_contain: str) -> None:
+    check(Path(path).is_dir(), flag, "must be a folder that exists", path)
+    check((Path(path) / must_contain).is_file(), flag, f"must be a folder that contains {must_contain}", path)
+
+
+def check_file(flag: str, path: str) -> None:
+    check(Path(path).is_file(), flag, "must be a file that exists", path)
+
+
+def check_data_files(flag: str, spec: str) -> None:
+    """Every part of a comma-separated data spec is there: a file, a folder or a glob that matches something."""
+    for part in spec.split(","):
+        path = part.strip().split("@")[0]
+        check(Path(path).exists() or bool(glob.glob(path, recursive=True)), flag, "must be a file that exists", path)

@@ -1,0 +1,139 @@
+"""The whole configuration: one frozen tree, built once from the command line and never changed.
+
+argv ──► expand_config_files ──► split_passthrough ──► StrictParser ──► one dataclass per concern ──► Config
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+
+from slime_rl.config.algorithm import AlgorithmConfig
+from slime_rl.config.checks import check, check_data_files
+from slime_rl.config.cluster import ClusterConfig, ParallelConfig
+from slime_rl.config.flags import StrictParser, add_dataclass, build, split_passthrough
+from slime_rl.config.model import ModelConfig
+from slime_rl.config.rollout import BufferConfig, DataConfig, EvalConfig, RewardConfig, RolloutConfig, SamplingConfig
+from slime_rl.config.run import CheckpointConfig, LoggingConfig
+from slime_rl.config.serving import EngineConfig, RouterConfig, WeightSyncConfig
+from slime_rl.config.training import OptimizerConfig, TrainConfig
+from slime_rl.config.yaml_file import expand_config_files
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Everything a run can be told."""
+
+    model: ModelConfig
+    train: TrainConfig
+    algorithm: AlgorithmConfig
+    optimizer: OptimizerConfig
+    parallel: ParallelConfig
+    cluster: ClusterConfig
+    data: DataConfig
+    sampling: SamplingConfig
+    rollout: RolloutConfig
+    buffer: BufferConfig
+    reward: RewardConfig
+    evaluation: EvalConfig
+    engine: EngineConfig
+    router: RouterConfig
+    weight_sync: WeightSyncConfig
+    checkpoint: CheckpointConfig
+    logging: LoggingConfig
+
+    def __post_init__(self) -> None:
+        workers, shards = self.cluster.train_num_workers, self.parallel.model_parallel_size
+        check(
+            workers % shards == 0,
+            "--train-num-workers",
+            f"must be a multiple of tensor x pipeline x context parallel size = {shards}",
+            workers,
+        )
+        if self.train.num_steps > 0 and self.data.data_source_path == "file":
+            check(self.data.prompt_data is not None, "--prompt-data", "is needed unless --num-steps is 0", None)
+        if self.data.prompt_data is not None and self.data.data_source_path == "file":
+            check_data_files("--prompt-data", self.data.prompt_data)
+        if self.train.loss == "sft" and self.train.num_steps > 0:
+            check(self.data.label_field is not None, "--label-key", "is needed with --loss sft", self.data.label_key)
+        needs_spread = self.train.n_samples_per_prompt == 1 and self.buffer.dynamic_filter_path == "nonzero_std"
+        check(
+            not needs_spread,
+            "--dynamic-filter-path",
+            "nonzero_std needs --n-samples-per-prompt > 1: a single sample has no spread",
+            self.train.n_samples_per_prompt,
+        )
+        if self.algorithm.overlong_buffer_len is not None:
+            check(
+                self.algorithm.overlong_buffer_len <= self.sampling.max_response_len,
+                "--overlong-buffer-len",
+                f"must be <= --max-response-len ({self.sampling.max_response_len})",
+                self.algorithm.overlong_buffer_len,
+            )
+        if self.train.stop_at_eval_accuracy is not None:
+            check(bool(self.evaluation.datasets), "--stop-at-eval-accuracy", "needs --eval-prompt-data", None)
+
+    @property
+    def data_parallel_size(self) -> int:
+        return self.cluster.train_num_workers // self.parallel.model_parallel_size
+
+    @property
+    def needs_engines(self) -> bool:
+        """Supervised training without evaluation needs no engine."""
+        return self.train.loss != "sft" or bool(self.evaluation.datasets)
+
+    @property
+    def run_dir(self) -> Path:
+        return Path(self.logging.run_dir)
+
+    @property
+    def checkpoint_dir(self) -> Path:
+        return Path(self.checkpoint.save) if self.checkpoint.save else self.run_dir / "checkpoints"
+
+
+SECTIONS: dict[str, type] = {
+    name: hint for name, hint in typing.get_type_hints(Config).items() if dataclasses.is_dataclass(hint)
+}
+PASSTHROUGH: dict[str, str] = {
+    item.metadata["passthrough"]: item.name
+    for section in SECTIONS.values()
+    for item in dataclasses.fields(section)
+    if item.metadata.get("passthrough")
+}
+
+
+def own_flags() -> set[str]:
+    """Every spelling of every flag of ours, with the --no- forms."""
+    return make_parser().flags
+
+
+def make_parser() -> StrictParser:
+    """The parser with every flag, grouped by concern."""
+    parser = StrictParser(
+        prog="python -m slime_rl.train",
+        allow_abbrev=False,
+        description="Train a language model by reinforcement learning. SGLang arguments pass through as --sglang-NAME, "
+        "sglang-router's as --router-NAME, fields of Megatron's configs as --megatron-NAME.",
+    )
+    parser.add_argument("--config", metavar="FILE", help="YAML file with flags as keys; the command line wins over it")
+    for section in SECTIONS.values():
+        add_dataclass(parser, section)
+    return parser
+
+
+def parse_config(argv: list[str] | None = None) -> Config:
+    """The Config of a command line.
+
+    Raises:
+        ValueError: unknown flag, missing or bad value, or values that do not fit together.
+    """
+    parser = make_parser()
+    argv = expand_config_files(list(sys.argv[1:] if argv is None else argv))
+    rest, passed = split_passthrough(argv, list(PASSTHROUGH), parser.flags)
+    values = vars(parser.parse_strictly(rest))
+    values.update({PASSTHROUGH[prefix]: args for prefix, args in passed.items()})
+    sections = {name: build(section, values) for name, section in SECTIONS.items()}
+    return Config(**sections)

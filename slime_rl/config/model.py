@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from slime_rl.config.checks import check, check_dir
+from slime_rl.config.flags import flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Model: what is trained.
+
+    The shape always comes from the checkpoint's own config.json.
+    """
+
+    hf_checkpoint: str
+    """Hugging Face folder with config.json, safetensors and tokenizer; gives shape, tokenizer and first weights."""
+
+    ref_load: str | None = None
+    """Hugging Face folder of the reference model for KL; --hf-checkpoint when not given."""
+
+    train_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of parameters and activations in training; bfloat16 keeps float32 master weights in the optimizer."""
+
+    model_provider_path: str | None = None
+    """Function that builds the Megatron model, as package.module:name."""
+
+    model_conversion_path: str = "mbridge"
+    """Class that maps weights between Hugging Face and Megatron: mbridge, or package.module:name."""
+
+    trust_remote_code: bool = False
+    """Run Python files that come with a checkpoint's tokenizer or config."""
+
+    recompute_activations: bool = False
+    """Recompute layer activations in the backward pass to save memory (Megatron's full recompute, layer by layer)."""
+
+    megatron_args: tuple[str, ...] = flag((), passthrough="megatron")
+    """Every --megatron-NAME VALUE sets the field NAME of Megatron's TransformerConfig, OptimizerConfig or
+    DistributedDataParallelConfig."""
+
+    def __post_init__(self) -> None:
+        check_dir("--hf-checkpoint", self.hf_checkpoint, "config.json")
+        if self.ref_load is not None:
+            check_dir("--ref-load", self.ref_load, "config.json")
+        check(
+            bool(self.model_conversion_path), "--model-conversion-path", "must not be empty", self.model_conversion_path
+        )
+
+    @property
+    def reference_path(self) -> str:
+        return self.ref_load or self.hf_checkpoint

@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from slime_rl.config.checks import check, check_data_files, check_not_negative, check_positive
+from slime_rl.config.flags import flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingConfig:
+    """Sampling: how responses are drawn during training."""
+
+    rollout_temperature: float = 1.0
+    """Sampling temperature; must be > 0. The trainer divides its logits by it too."""
+
+    rollout_top_p: float = 1.0
+    """Nucleus sampling. Below 1 the engine's log-probs are those of the full distribution."""
+
+    rollout_top_k: int = -1
+    """Sample among the k likeliest tokens; -1 is all."""
+
+    max_prompt_len: int = flag(2048, aliases=("--rollout-max-prompt-len",))
+    """Most tokens in a prompt; what happens to a longer one is --long-prompt."""
+
+    max_response_len: int = flag(1024, aliases=("--rollout-max-response-len",))
+    """Most tokens in a response."""
+
+    rollout_stop: tuple[str, ...] = ()
+    """Strings that end a response."""
+
+    def __post_init__(self) -> None:
+        check_positive(
+            rollout_temperature=self.rollout_temperature,
+            max_prompt_len=self.max_prompt_len,
+            max_response_len=self.max_response_len,
+        )
+        check(0 < self.rollout_top_p <= 1, "--rollout-top-p", "must be in (0, 1]", self.rollout_top_p)
+        top_k = self.rollout_top_k
+        check(top_k == -1 or top_k > 0, "--rollout-top-k", "must be -1 or > 0", top_k)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Data: prompts and how a row is read."""
+
+    prompt_data: str | None = None
+    """Training prompts: jsonl, json, parquet, csv or arrow files, globs, or a Hugging Face datasets folder, comma
+    separated. A slice is FILE@[0:1000], a weight (how often an epoch sees each row) FILE@2 or FILE@[0:1000]@0.5."""
+
+    data_source_path: str = "file"
+    """Where prompts come from: file, or package.module:Class."""
+
+    input_key: str = "prompt"
+    """Field with the prompt: text, or chat messages."""
+
+    label_key: str | None = "label"
+    """Field with the expected answer; rows without it are an error. 'none' for prompts without labels."""
+
+    metadata_key: str = "metadata"
+    """Field with a dictionary that rewards and generate functions may read."""
+
+    apply_chat_template: bool = True
+    """Render the prompt with the tokenizer's chat template; text becomes one user message."""
+
+    shuffle: bool = flag(True, aliases=("--rollout-shuffle",))
+    """Shuffle every epoch anew, by seed and epoch."""
+
+    bad_rows: Literal["error", "skip"] = "error"
+    """A row that cannot be read ends the run (error) or is left out and counted (skip)."""
+
+    long_prompt: Literal["error", "skip"] = "error"
+    """The same for a prompt over --max-prompt-len."""
+
+    @property
+    def label_field(self) -> str | None:
+        return None if self.label_key in (None, "none") else self.label_key
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutConfig:
+    """Rollout: how groups are produced."""
+
+    rollout_ahead: int = 0
+    """Steps that generation runs ahead of training: 0 is synchronous, 1 is one step off."""
+
+    rollout_function_path: str = "auto"
+    """How a step's groups are produced: group_loop, sft, or package.module:name; auto is sft with --loss sft, else
+    group_loop."""
+
+    generate_function_path: str = flag("single_turn", aliases=("--custom-generate-function-path",))
+    """How one sample is generated: single_turn, or package.module:name."""
+
+    rollout_concurrency: int = flag(256, aliases=("--sglang-server-concurrency",))
+    """Requests in flight to each engine."""
+
+    request_timeout_s: float = 600.0
+    """Longest time for one generation request, retries included."""
+
+    rollout_error: Literal["stop", "drop"] = "stop"
+    """When generate or reward raises: stop the run with that traceback, or drop the group and count it."""
+
+    weight_update_mode: Literal["retract", "in_place"] = "retract"
+    """Requests in flight during a weight update: retract recomputes their KV cache with the new weights, in_place
+    keeps it."""
+
+    def __post_init__(self) -> None:
+        check_not_negative(rollout_ahead=self.rollout_ahead)
+        check_positive(rollout_concurrency=self.rollout_concurrency, request_timeout_s=self.request_timeout_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BufferConfig:
+    """Buffer: the ledger between rollout and training."""
+
+    buffer_path: str = "ledger"
+    """The buffer itself: ledger, or package.module:Class."""
+
+    buffer_filter_path: str = "oldest_first"
+    """Which generated groups train next: oldest_first, freshest_first, stalest_first, by_reward_variance, or
+    package.module:name."""
+
+    dynamic_filter_path: str | None = flag(None, aliases=("--dynamic-sampling-filter-path",))
+    """Which complete groups may train at all: nonzero_std, reward_band, not_all_truncated, or package.module:name."""
+
+    reward_band: tuple[float, ...] = (0.0, 1.0)
+    """LOW HIGH: reward_band keeps groups whose mean reward lies strictly between them."""
+
+    buffer_memory_bytes: int | None = None
+    """Host memory for the tokens of buffered groups; what is over it is moved to --buffer-spill-dir. No bound when not
+    given."""
+
+    buffer_spill_dir: str | None = None
+    """Folder for groups over --buffer-memory-bytes and for offloaded ones; RUN_DIR/buffer_spill when not given."""
+
+    over_sampling_batch_size: int | None = None
+    """Prompts asked for at once when a filter drops some; --rollout-batch-size when not given."""
+
+    max_sampling_rounds: int = 20
+    """Times that prompts are asked for within one step before the run stops because the filter drops nearly all."""
+
+    def __post_init__(self) -> None:
+        check_positive(
+            over_sampling_batch_size=self.over_sampling_batch_size,
+            max_sampling_rounds=self.max_sampling_rounds,
+            buffer_memory_bytes=self.buffer_memory_bytes,
+        )
+        in_order = len(self.reward_band) == 2 and self.reward_band[0] < self.reward_band[1]
+        check(in_order, "--reward-band", "must be two rising numbers", self.reward_band)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardConfig:
+    """Reward: how responses are scored."""
+
+    rm_type: str = "math"
+    """Built-in reward: math, exact, or one from a plugin's name."""
+
+    reward_function_path: str | None = flag(None, aliases=("--custom-rm-path",))
+    """Own reward as package.module:name; takes the place of --rm-type."""
+
+    reward_timeout_s: float = 10.0
+    """Longest time for scoring one response; then it counts 0 and rewards/timeouts goes up."""
+
+    reward_num_workers: int = 1
+    """Processes that score responses; each can be killed without harm to the run."""
+
+    def __post_init__(self) -> None:
+        check_positive(reward_timeout_s=self.reward_timeout_s, reward_num_workers=self.reward_num_workers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    """Evaluation: held-out prompts."""
+
+    eval_prompt_data: tuple[str, ...] = ()
+    """Pairs NAME FILE [NAME FILE ...]: held-out prompts."""
+
+    eval_interval: int | None = None
+    """Steps between evaluations; there is one before the first step too. When not given, only before and after the
+    run."""
+
+    eval_n_samples_per_prompt: int = flag(1, aliases=("--n-samples-per-eval-prompt",))
+    """Samples per held-out prompt."""
+
+    eval_temperature: float = 0.0
+    """Sampling temperature of evaluation; 0 is greedy."""
+
+    eval_top_p: float = 1.0
+    """Nucleus sampling of evaluation."""
+
+    eval_max_response_len: int | None = None
+    """Most tokens in an evaluation response; --max-response-len when not given."""
+
+    def __post_init__(self) -> None:
+        check(len(self.eval_prompt_data) % 2 == 0, "--eval-prompt-data", "takes pairs NAME FILE", self.eval_prompt_data)
+        for _, path in self.datasets:
+            check_data_files("--eval-prompt-data", path)
+        names = [name for name, _ in self.datasets]
+        check(len(set(names)) == len(names), "--eval-prompt-data", "must give every set its own name", names)
+        check(not any("/" in name for name in names), "--eval-prompt-data", "takes names without '/'", names)
+        check(
+            self.eval_interval is None or bool(names), "--eval-interval", "needs --eval-prompt-data", self.eval_interval
+        )
+        check_positive(
+            eval_interval=self.eval_interval,
+            eval_n_samples_per_prompt=self.eval_n_samples_per_prompt,
+            eval_max_response_len=self.eval_max_response_len,
+        )
+        check_not_negative(eval_temperature=self.eval_temperature)
+        check(0 < self.eval_top_p <= 1, "--eval-top-p", "must be in (0, 1]", self.eval_top_p)
+        check(math.isfinite(self.eval_temperature), "--eval-temperature", "must be finite", self.eval_temperature)
+
+    @property
+    def datasets(self) -> list[tuple[str, str]]:
+        """(name, file) of every evaluation set."""
+        return list(zip(self.eval_prompt_data[::2], self.eval_prompt_data[1::2], strict=True))

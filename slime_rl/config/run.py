@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from slime_rl.config.checks import check, check_not_negative, check_positive
+from slime_rl.config.flags import flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """Checkpoint: saving, resuming and export."""
+
+    save: str | None = None
+    """Folder for checkpoints; RUN_DIR/checkpoints when --save-interval is given without it."""
+
+    save_interval: int | None = None
+    """Steps between checkpoints."""
+
+    load: str | None = None
+    """Checkpoint folder to continue from: its newest complete checkpoint, with buffer, optimizer and random state."""
+
+    save_hf: str | None = None
+    """Folder for the final Hugging Face export; RUN_DIR/hf when not given."""
+
+    keep_checkpoints: int = 2
+    """Newest checkpoints that stay on disk."""
+
+    def __post_init__(self) -> None:
+        check_positive(save_interval=self.save_interval, keep_checkpoints=self.keep_checkpoints)
+        if self.load is not None:
+            check(Path(self.load).is_dir(), "--load", "must be a folder that exists", self.load)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggingConfig:
+    """Logging: what the run leaves behind and shows."""
+
+    run_dir: str = "runs/default"
+    """Folder of this run: metrics.jsonl, report.html, pictures, checkpoints, engine logs, export."""
+
+    overwrite: bool = False
+    """Start anew in a run folder that already holds a finished or broken-off run."""
+
+    tensorboard: bool = flag(False, aliases=("--use-tensorboard",))
+    """Write TensorBoard events to RUN_DIR/tensorboard."""
+
+    log_function_path: str | None = None
+    """Extra metrics from finished samples, as package.module:name."""
+
+    log_samples: int = 2
+    """Samples of each step that are written to RUN_DIR/samples.jsonl."""
+
+    def __post_init__(self) -> None:
+        check_not_negative(log_samples=self.log_samples)
+        check(bool(self.run_dir), "--run-dir", "must not be empty", self.run_dir)

@@ -1,0 +1,140 @@
+"""Rows of different lengths without padding: all values one after the other, and where each row begins."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slime_rl.data.arrays import array_to_tensor, tensor_to_array, tensors_equal, to_row_index
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """N rows; row i is `values[offsets[i]:offsets[i + 1]]`.
+
+    Invariant: `offsets` starts at 0, never falls and ends at `len(values)`. Slices and single rows are views.
+    """
+
+    values: Tensor  # [sum n_i, ...] any dtype
+    offsets: Tensor  # [N + 1] int64
+
+    def __post_init__(self) -> None:
+        offsets, total = self.offsets, len(self.values)
+        if offsets.ndim != 1 or offsets.dtype != torch.int64 or len(offsets) == 0:
+            raise ValueError(f"offsets must be int64 [N + 1], got {offsets.dtype} {tuple(offsets.shape)}")
+        if int(offsets[0]) != 0 or int(offsets[-1]) != total or bool((offsets[1:] < offsets[:-1]).any()):
+            raise ValueError(f"offsets must rise from 0 to len(values) = {total}, got {offsets.tolist()[:8]}…")
+
+    @classmethod
+    def from_list(cls, rows: Sequence[Any], dtype: torch.dtype | None = None) -> Ragged:
+        """Rows given as tensors, arrays or lists of numbers; without rows there must be a `dtype`."""
+        if rows and isinstance(rows[0], Tensor):
+            return cls.from_lengths(torch.cat(list(rows)).to(dtype or rows[0].dtype), [len(r) for r in rows])
+        if dtype is None and not rows:
+            raise ValueError("Ragged.from_list needs a dtype when there are no rows")
+        kind = None if dtype is None else tensor_to_array(torch.empty(0, dtype=dtype))[0].dtype
+        if dtype is not None and str(kind) != str(dtype).removeprefix("torch."):
+            kind = np.dtype(np.float32)  # no numpy twin (bfloat16): converted below
+        arrays = [np.asarray(row, dtype=kind) for row in rows]
+        values = torch.from_numpy(np.concatenate(arrays) if arrays else np.empty(0, dtype=kind))
+        return cls.from_lengths(values if dtype is None else values.to(dtype), [len(a) for a in arrays])
+
+    @classmethod
+    def from_lengths(cls, values: Tensor, lengths: Sequence[int] | Tensor) -> Ragged:
+        """`values [sum n_i, ...]` cut into rows of `lengths [N]`."""
+        lengths = torch.as_tensor(lengths, dtype=torch.int64).cpu()
+        offsets = torch.zeros(len(lengths) + 1, dtype=torch.int64)
+        torch.cumsum(lengths, 0, out=offsets[1:])
+        return cls(values, offsets)
+
+    @classmethod
+    def concat(cls, parts: Sequence[Ragged]) -> Ragged:
+        """The rows of all parts, in order. They must agree in dtype and trailing shape."""
+        if not parts:
+            raise ValueError("Ragged.concat needs at least one part")
+        if len(kinds := {(part.dtype, tuple(part.values.shape[1:])) for part in parts}) > 1:
+            raise ValueError(f"Ragged.concat: dtypes and trailing shapes differ: {sorted(map(str, kinds))}")
+        return cls.from_lengths(torch.cat([p.values for p in parts]), torch.cat([p.lengths for p in parts]))
+
+    @property
+    def lengths(self) -> Tensor:  # [N] int64
+        return self.offsets[1:] - self.offsets[:-1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.values.device
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes + self.offsets.nbytes
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, item: Any) -> Any:
+        """An int gives that row as a tensor view; a slice, list, array, tensor or mask gives a Ragged."""
+        if isinstance(item, int | np.integer):
+            row = int(item) + (len(self) if item < 0 else 0)
+            if not 0 <= row < len(self):
+                raise IndexError(f"row {item} of {len(self)} rows")
+            return self.values[int(self.offsets[row]) : int(self.offsets[row + 1])]
+        return self.select(to_row_index(item, len(self)))
+
+    def select(self, rows: slice | Sequence[int] | Tensor) -> Ragged:
+        """The given rows in the given order; a slice shares memory."""
+        index = to_row_index(rows, len(self))
+        if isinstance(index, slice):
+            offsets = self.offsets[index.start : index.stop + 1]
+            return Ragged(self.values[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0])
+        starts, stops = self.offsets[:-1][index].tolist(), self.offsets[1:][index].tolist()
+        views = [self.values[start:stop] for start, stop in zip(starts, stops, strict=True)]
+        return Ragged.from_lengths(torch.cat(views) if views else self.values[:0], self.lengths[index])
+
+    def rows(self) -> list[Tensor]:
+        """Every row as a view."""
+        return list(torch.split(self.values, self.lengths.tolist()))
+
+    def to_list(self) -> list[list[Any]]:
+        """Every row as a Python list."""
+        flat, bounds = self.values.tolist(), self.offsets.tolist()
+        return [flat[start:stop] for start, stop in itertools.pairwise(bounds)]
+
+    def to(self, device: torch.device | str) -> Ragged:
+        """Values on `device`; the offsets stay on the CPU, where rows are counted."""
+        return Ragged(self.values.to(device), self.offsets)
+
+    def to_padded(self, pad: float | int | bool = 0) -> Tensor:
+        """`[N, max n_i, ...]`, short rows filled with `pad` at the end."""
+        lengths = self.lengths
+        width = int(lengths.max()) if len(self) else 0
+        padded = self.values.new_full((len(self), width, *self.values.shape[1:]), pad)
+        padded[(torch.arange(width) < lengths[:, None]).to(self.device)] = self.values
+        return padded
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Ragged):
+            return NotImplemented
+        return torch.equal(self.offsets, other.offsets) and tensors_equal(self.values, other.values)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        shape = "".join(f", {d}" for d in self.values.shape[1:])
+        return f"Ragged([{len(self)} rows, {len(self.values)} values{shape}], {self.dtype})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (*tensor_to_array(self.values), tensor_to_array(self.offsets)[0])
+
+
+def _rebuild(values: np.ndarray, dtype_name: str, offsets: np.ndarray) -> Ragged:
+    return Ragged(array_to_tensor(values, dtype_name), array_to_tensor(offsets, "int64"))

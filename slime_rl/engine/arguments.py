@@ -1,0 +1,194 @@
+"""Command lines of the SGLang server and the router, and the check of what `--sglang-*` and `--router-*` add to them."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, NoReturn
+
+from slime_rl.config import Config
+from slime_rl.engine.device import engine_device
+from slime_rl.engine.environment import engine_environment
+
+CHECK_TIMEOUT_S = 120.0
+CPU_KV_TOKENS = 32768
+CPU_MEM_FRACTION = 0.8  # an upper bound only: the KV cache is sized by tokens, and its pages come as they are used
+
+# Fields of SGLang's ServerArgs that this room sets, and the flag of ours that decides them.
+OURS_IN_SGLANG = {
+    "model_path": "--hf-checkpoint",
+    "tokenizer_path": "--hf-checkpoint",
+    "trust_remote_code": "--trust-remote-code",
+    "device": "--device",
+    "dtype": "--engine-dtype",
+    "tp_size": "--rollout-num-gpus-per-engine",
+    "mem_fraction_static": "--engine-mem-fraction",
+    "max_total_tokens": "--engine-max-total-tokens",
+    "random_seed": "--seed",
+    "enable_memory_saver": "--colocate",
+    "host": "",
+    "port": "",
+    "base_gpu_id": "",
+    "weight_version": "",
+}
+OURS_IN_ROUTER = {
+    "policy": "--router-policy",
+    "request_timeout_secs": "--request-timeout-s",
+    "host": "",
+    "port": "",
+    "prometheus_host": "",
+    "prometheus_port": "",
+    "worker_urls": "",
+}
+
+
+def sglang_arguments(
+    config: Config, index: int, device: Literal["cpu", "cuda"], host: str, port: int, base_gpu_id: int | None
+) -> list[str]:
+    """Arguments of engine `index`; the user's own come last and win."""
+    engine, dtype = config.engine, config.engine.engine_dtype
+    arguments = {
+        "model-path": config.model.hf_checkpoint,
+        "host": host,
+        "port": port,
+        "device": device,
+        "dtype": config.model.train_dtype if dtype == "auto" else dtype,
+        "tp-size": config.cluster.rollout_num_gpus_per_engine,
+        "random-seed": config.train.seed + index,
+        "mem-fraction-static": engine.engine_mem_fraction,
+        "max-total-tokens": engine.engine_max_total_tokens,
+        "base-gpu-id": base_gpu_id,
+        "weight-version": 0,
+        "log-level": "info",
+        "log-level-http": "warning",
+    }
+    switches = ["--skip-server-warmup"]
+    if config.model.trust_remote_code:
+        switches.append("--trust-remote-code")
+    if config.rollout.weight_update_mode == "in_place":
+        # Without retraction the cache cannot be emptied at an update, and old prefixes would serve new requests. The
+        # overlapped schedule reports the new version one token early.
+        switches += ["--disable-radix-cache", "--disable-overlap-schedule"]
+    if device == "cpu":
+        arguments["attention-backend"] = "torch_native"
+        arguments["mem-fraction-static"] = engine.engine_mem_fraction or CPU_MEM_FRACTION
+        arguments["max-total-tokens"] = engine.engine_max_total_tokens or CPU_KV_TOKENS
+        # An idle engine must not burn a core, and there is no GPU to overlap with.
+        switches += ["--sleep-on-idle", "--disable-overlap-schedule"]
+    elif config.cluster.colocate:
+        switches.append("--enable-memory-saver")
+    pairs = [f"--{name}={value}" for name, value in arguments.items() if value is not None]
+    return [*pairs, *dict.fromkeys(switches), *engine.sglang_args]
+
+
+def check_sglang_args(config: Config) -> None:
+    """Check `--sglang-*` against the installed SGLang. Costs its import in a process of its own, but only when given.
+
+    Raises:
+        ValueError: unknown name, bad value, or a name that a flag of ours decides.
+    """
+    passed = config.engine.sglang_args
+    if not passed:
+        return
+    device = engine_device(config.cluster.device)
+    command = [sys.executable, "-m", "slime_rl.engine.launch_engine", "check", device, "--model-path=unused", *passed]
+    answer = subprocess.run(
+        command, env=engine_environment(device, 1), capture_output=True, text=True, timeout=CHECK_TIMEOUT_S, check=False
+    )
+    if answer.returncode != 0:
+        raise ValueError(f"--sglang-*: the installed SGLang cannot be asked about arguments:\n{answer.stderr[-2000:]}")
+    found = json.loads(answer.stdout.splitlines()[-1])
+    _check_passed("sglang", passed, found["options"], found["unknown"], found["error"], OURS_IN_SGLANG)
+
+
+def check_router_args(config: Config) -> None:
+    """Check `--router-*` against the installed sglang-router.
+
+    Raises:
+        ValueError: unknown name, bad value, or a name that a flag of ours decides.
+    """
+    passed = config.router.router_args
+    if not passed:
+        return
+    from sglang_router.router_args import RouterArgs
+
+    parser = _RaisingParser(allow_abbrev=False, add_help=False)
+    RouterArgs.add_cli_args(parser, use_router_prefix=False)
+    options = {option: action.dest for action in parser._actions for option in action.option_strings}
+    unknown, error = [], None
+    try:
+        _, unknown = parser.parse_known_args(list(passed))
+    except ValueError as failure:
+        error = str(failure)
+    _check_passed("router", passed, options, unknown, error, OURS_IN_ROUTER)
+
+
+class _RaisingParser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def _check_passed(
+    prefix: str,
+    passed: Sequence[str],
+    options: dict[str, str],
+    unknown: Sequence[str],
+    error: str | None,
+    ours: dict[str, str],
+) -> None:
+    """Turn what the program's own parser says into an error about our flags."""
+    for argument in passed:
+        name = argument.split("=")[0]
+        if not name.startswith("--"):
+            continue
+        flag = f"--{prefix}-{name.removeprefix('--')}"
+        if name not in options:
+            close = difflib.get_close_matches(name, options, n=1)
+            hint = f"; did you mean --{prefix}-{close[0].removeprefix('--')}?" if close else ""
+            raise ValueError(f"{flag}: the installed {_program(prefix)} has no argument {name}{hint}")
+        if options[name] in ours:
+            decided_by = ours[options[name]]
+            instead = f"use {decided_by}" if decided_by else "the run chooses it"
+            raise ValueError(f"{flag} cannot be passed through: {instead}")
+    if error is not None:
+        raise ValueError(f"--{prefix}-*: {_program(prefix)} refuses {' '.join(passed)}: {error}")
+    if unknown:
+        raise ValueError(f"--{prefix}-*: {_program(prefix)} does not understand {unknown[0]!r} in {' '.join(passed)}")
+
+
+def _program(prefix: str) -> str:
+    return {"sglang": "SGLang", "router": "sglang-router"}[prefix]
+
+
+def check_context_length(config: Config) -> None:
+    """Check that a whole sequence fits into the model's positions and into the KV cache.
+
+    Raises:
+        ValueError: names --max-prompt-len, --max-response-len and the limit.
+    """
+    sampling = config.sampling
+    longest = max(sampling.max_response_len, config.evaluation.eval_max_response_len or 0)
+    needed = sampling.max_prompt_len + longest
+    lengths = f"--max-prompt-len + the longest response ({sampling.max_prompt_len} + {longest} = {needed})"
+    positions, source = _model_positions(config)
+    if positions is not None and needed > positions:
+        raise ValueError(f"{lengths} is more than the {positions} positions of the model ({source})")
+    cache = config.engine.engine_max_total_tokens
+    if cache is not None and needed > cache:
+        raise ValueError(f"{lengths} is more than --engine-max-total-tokens, got {cache}")
+
+
+def _model_positions(config: Config) -> tuple[int | None, str]:
+    """Longest sequence the model is made for, and who says so."""
+    passed = " ".join(config.engine.sglang_args).replace("=", " ").split()
+    if "--context-length" in passed[:-1]:
+        return int(passed[passed.index("--context-length") + 1]), "--sglang-context-length"
+    path = Path(config.model.hf_checkpoint) / "config.json"
+    content = json.loads(path.read_text())
+    positions = {**content, **content.get("text_config", {})}.get("max_position_embeddings")
+    return positions, f"max_position_embeddings in {path}"

@@ -1,0 +1,36 @@
+"""The SGLang server on CPU: its child processes are forked from one that has imported everything already.
+
+Forking instead of spawning halves start-up time and memory, and the children inherit the stand-ins. It is safe here
+because there is no CUDA context, and no thread runs yet when SGLang starts its children.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+
+from slime_rl.engine.cpu import stand_ins
+
+# Imported before the fork, so that the children share the pages.
+SHARED_MODULES = ("sglang.srt.managers.detokenizer_manager", "sglang.srt.managers.scheduler")
+
+
+def serve(argv: list[str]) -> None:
+    """Run the server with the arguments of `sglang.launch_server`; returns when it has shut down."""
+    stand_ins.install()
+    multiprocessing.set_start_method("fork", force=True)
+    multiprocessing.set_start_method = lambda *_, **__: None  # SGLang forces "spawn" again
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    for name in SHARED_MODULES:
+        importlib.import_module(name)
+    from sglang.launch_server import run_server
+    from sglang.srt.server_args import prepare_server_args
+    from sglang.srt.utils import kill_process_tree
+
+    try:
+        run_server(prepare_server_args(argv))
+    finally:
+        kill_process_tree(os.getpid(), include_parent=False)

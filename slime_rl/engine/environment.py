@@ -1,0 +1,40 @@
+"""Environment variables of the programs this room starts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+import slime_rl
+
+PACKAGE_ROOT = Path(slime_rl.__file__).parent.parent
+
+ENGINE = {
+    "HF_HUB_OFFLINE": "1",  # a checkpoint is a folder; nothing is looked up elsewhere
+    "TOKENIZERS_PARALLELISM": "false",
+    # /health answers at once instead of generating a token, which takes over a second and would fail while paused;
+    # /health_generate still does that.
+    "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",
+}
+ENGINE_ON_CPU = {
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "OMP_NUM_THREADS": "1",  # with two threads an engine on two cores is 60 times slower: they wait for each other
+    "TORCHDYNAMO_DISABLE": "1",  # compiling would cost seconds at the first requests and gain nothing here
+    "CUDA_VISIBLE_DEVICES": "",
+}
+
+
+def program_environment(extra: dict[str, str] | None = None) -> dict[str, str]:
+    """Our own environment, in which `slime_rl` can be imported."""
+    paths = [str(PACKAGE_ROOT), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in paths if p), **(extra or {})}
+
+
+def engine_environment(device: Literal["cpu", "cuda"], num_shards: int) -> dict[str, str]:
+    """For one SGLang server whose model is cut into `num_shards` (its tensor-parallel size)."""
+    if device == "cuda":
+        return program_environment(ENGINE)
+    cores = sorted(os.sched_getaffinity(0))
+    binding = "all" if num_shards == 1 else "|".join(str(cores[rank % len(cores)]) for rank in range(num_shards))
+    return program_environment({**ENGINE, **ENGINE_ON_CPU, "SGLANG_CPU_OMP_THREADS_BIND": binding})

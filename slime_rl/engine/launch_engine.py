@@ -1,0 +1,51 @@
+"""The program that becomes an SGLang server, or that asks the installed SGLang about arguments.
+
+    python -m slime_rl.engine.launch_engine serve cpu [sglang arguments]      a server on CPU
+    python -m slime_rl.engine.launch_engine check DEVICE [sglang arguments]   one JSON object about the arguments
+
+A server on CUDA is plain `sglang.launch_server`. This is the one place where the CPU's stand-ins come in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import NoReturn
+
+
+class RaisingParser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def check(argv: list[str]) -> dict[str, object]:
+    """`options`: every option of SGLang's server with the name of its field; `error`: what its parser says of `argv`."""
+    from sglang.srt.server_args import ServerArgs
+
+    parser = RaisingParser(allow_abbrev=False)
+    ServerArgs.add_cli_args(parser)
+    options = {option: action.dest for action in parser._actions for option in action.option_strings}
+    try:
+        _, unknown = parser.parse_known_args(argv)
+    except ValueError as error:
+        return {"options": options, "unknown": [], "error": str(error)}
+    return {"options": options, "unknown": unknown, "error": None}
+
+
+def main() -> None:
+    action, device, argv = sys.argv[1], sys.argv[2], sys.argv[3:]
+    if action == "serve":
+        from slime_rl.engine.cpu import launch
+
+        launch.serve(argv)
+        return
+    if device == "cpu":
+        from slime_rl.engine.cpu import stand_ins
+
+        stand_ins.install()
+    sys.stdout.write("\n" + json.dumps(check(argv)) + "\n")  # on a line of its own: imports may print
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""sglang-router as a supervised process, and the list of engines behind it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from slime_rl.config import Config
+from slime_rl.engine.environment import program_environment
+from slime_rl.engine.ports import free_port
+from slime_rl.engine.process import SupervisedProcess
+from slime_rl.engine.server import PORT_TAKEN, PORT_TRIES, answers, useful_lines
+
+logger = logging.getLogger(__name__)
+
+CALL_TIMEOUT_S = 10.0
+POLL_S = 0.05
+HEALTH_INTERVAL_S = 2  # the router's default of 60 leaves a dead engine in rotation for minutes
+HEALTH_FAILURES = 2
+
+
+class RouterProcess:
+    """The router of a run; its log is RUN_DIR/logs/router.log. Requests go to `url`; control routes do not pass it."""
+
+    def __init__(self, config: Config, run_dir: Path, *, host: str = "127.0.0.1") -> None:
+        self.config, self.host = config, host
+        self.log_path = Path(run_dir) / "logs" / "router.log"
+        self._process: SupervisedProcess | None = None
+        self._url: str | None = None
+
+    @property
+    def url(self) -> str:
+        if self._url is None:
+            raise RuntimeError("the router is not started")
+        return self._url
+
+    def start(self) -> None:
+        """Start the router without any engine and wait until it listens.
+
+        Raises:
+            RuntimeError: it ended, or did not listen within --start-timeout-s; with its last log lines.
+        """
+        deadline = time.monotonic() + self.config.cluster.start_timeout_s
+        for attempt in range(PORT_TRIES):
+            self.stop()
+            self._launch()
+            while self.is_alive() and time.monotonic() < deadline:
+                if answers(f"{self.url}/liveness"):
+                    return
+                time.sleep(POLL_S)
+            log = self.log_path.read_text(errors="replace")
+            what = f"did not listen within --start-timeout-s {self.config.cluster.start_timeout_s:g}"
+            if not self.is_alive():
+                what = "ended while it started"
+            self.stop()
+            if attempt == PORT_TRIES - 1 or not any(text in log for text in PORT_TAKEN):
+                lines = "\n  ".join(useful_lines(log))
+                raise RuntimeError(f"the router {what}; the end of {self.log_path}:\n  {lines}")
+            logger.warning("the router's port was taken by another process; choosing another")
+
+    def is_alive(self) -> bool:
+        return self._process is not None and self._process.is_running()
+
+    def stop(self, grace_s: float = 1.0) -> None:
+        """End the router. Idempotent."""
+        if self._process is not None:
+            self._process.stop(grace_s)
+            self._process = None
+        self._url = None
+
+    def add_worker(self, url: str, timeout_s: float = 60.0) -> None:
+        """Put an engine behind the router; returns when requests can reach it.
+
+        Raises:
+            RuntimeError: the router refused it, or it was not routable within `timeout_s`.
+        """
+        deadline = time.monotonic() + timeout_s
+        self._call("POST", "/workers", {"url": url})
+        while time.monotonic() < deadline:
+            worker = self._find(url)
+            if worker is not None and worker["is_healthy"]:
+                return
+            time.sleep(POLL_S)
+        raise RuntimeError(f"the router {self.url} did not take engine {url} within {timeout_s:g} s: {self._find(url)}")
+
+    def remove_worker(self, url: str, timeout_s: float = 30.0) -> None:
+        """Send no more requests to an engine; those in flight go on. Nothing happens when it is not there.
+
+        Raises:
+            RuntimeError: the router still has it after `timeout_s`.
+        """
+        worker = self._find(url)
+        if worker is None:
+            return
+        self._call("DELETE", f"/workers/{worker['id']}")
+        deadline = time.monotonic() + timeout_s
+        while self._find(url) is not None:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the router {self.url} still has engine {url} after {timeout_s:g} s")
+            time.sleep(POLL_S)
+
+    def workers(self) -> dict[str, bool]:
+        """Whether each engine is healthy, as the router sees it, by URL."""
+        return {worker["url"]: worker["is_healthy"] for worker in self._call("GET", "/workers")["workers"]}
+
+    def _find(self, url: str) -> dict[str, Any] | None:
+        return next((w for w in self._call("GET", "/workers")["workers"] if w["url"] == url), None)
+
+    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(
+            self.url + path, data=data, headers={"Content-Type": "application/json"}, method=method
+        )
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=CALL_TIMEOUT_S) as answer:
+                content = answer.read()
+        except urllib.error.HTTPError as error:
+            raise RuntimeError(f"router {method} {path}: HTTP {error.code}: {error.read().decode()[:500]}") from error
+        except (urllib.error.URLError, ConnectionError, TimeoutError) as error:
+            raise RuntimeError(f"router {self.url} does not answer {method} {path}: {error}") from error
+        return json.loads(content) if content else None
+
+    def _launch(self) -> None:
+        port, prometheus_port = free_port(self.host), free_port(self.host)
+        self._process = SupervisedProcess(
+            [
+                *(sys.executable, "-m", "slime_rl.engine.launch_router"),
+                *router_arguments(self.config, self.host, port, prometheus_port),
+            ],
+            program_environment(),
+            self.log_path,
+        )
+        self._process.start()
+        self._url = f"http://{self.host}:{port}"
+
+
+def router_arguments(config: Config, host: str, port: int, prometheus_port: int) -> list[str]:
+    """Arguments of the router; the user's own come last and win."""
+    health_timeout_s = max(1, math.floor(config.engine.engine_health_timeout_s / HEALTH_FAILURES) - HEALTH_INTERVAL_S)
+    arguments = {
+        "host": host,
+        "port": port,
+        "prometheus-host": host,
+        "prometheus-port": prometheus_port,
+        "policy": config.router.router_policy,
+        "request-timeout-secs": math.ceil(config.rollout.request_timeout_s),
+        "health-check-interval-secs": HEALTH_INTERVAL_S,
+        "health-failure-threshold": HEALTH_FAILURES,
+        "health-success-threshold": 1,
+        "health-check-timeout-secs": health_timeout_s,
+        "worker-startup-check-interval": 1,
+        "log-level": "warn",
+    }
+    return [*(f"--{name}={value}" for name, value in arguments.items()), *config.router.router_args]

@@ -1,0 +1,150 @@
+"""One SGLang server: started, watched and stopped as a process tree that cannot outlive us."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from slime_rl.config import Config
+from slime_rl.engine.arguments import check_context_length, sglang_arguments
+from slime_rl.engine.device import engine_device
+from slime_rl.engine.environment import engine_environment
+from slime_rl.engine.ports import free_port
+from slime_rl.engine.process import SupervisedProcess
+
+logger = logging.getLogger(__name__)
+
+PORT_TRIES = 3  # between our choice of a port and SGLang's bind another process may take it
+PORT_TAKEN = ("address already in use", "EADDRINUSE")
+PROBE_TIMEOUT_S = 5.0
+LOAD_FILE_PREFIX = "sglang_loads_"  # SGLang leaves this file in /dev/shm, however it ends
+
+
+class EngineServer:
+    """SGLang server number `index` of a run; its log is RUN_DIR/logs/engine_INDEX.log.
+
+    It starts with the weights of --hf-checkpoint as version 0. `host` is the address it listens on.
+    """
+
+    def __init__(
+        self, config: Config, index: int, run_dir: Path, base_gpu_id: int | None = None, *, host: str = "127.0.0.1"
+    ) -> None:
+        self.config, self.index, self.base_gpu_id, self.host = config, index, base_gpu_id, host
+        self.log_path = Path(run_dir) / "logs" / f"engine_{index}.log"
+        self._process: SupervisedProcess | None = None
+        self._url: str | None = None
+
+    @property
+    def url(self) -> str:
+        """`http://host:port` of the started server."""
+        if self._url is None:
+            raise RuntimeError(f"engine {self.index} is not started")
+        return self._url
+
+    @property
+    def supervisor_pid(self) -> int | None:
+        return None if self._process is None else self._process.supervisor_pid
+
+    def start(self) -> None:
+        """Start the server and wait until it serves.
+
+        Raises:
+            ValueError: a sequence of the configured lengths does not fit the model.
+            RuntimeError: it ended, or was not healthy within --start-timeout-s; with its last log lines.
+        """
+        check_context_length(self.config)
+        deadline = time.monotonic() + self.config.cluster.start_timeout_s
+        for attempt in range(PORT_TRIES):
+            self.stop()
+            started = time.monotonic()
+            self._launch()
+            if self._wait_until_healthy(deadline):
+                logger.info("engine %d serves at %s after %.1f s", self.index, self._url, time.monotonic() - started)
+                return
+            message = self._failure()
+            taken = any(text in self.log_text() for text in PORT_TAKEN)
+            self.stop()
+            if not taken or attempt == PORT_TRIES - 1:
+                raise RuntimeError(message)
+            logger.warning("engine %d: its port was taken by another process; choosing another", self.index)
+
+    def is_alive(self) -> bool:
+        """Whether the server's process runs; says nothing about whether it answers."""
+        return self._process is not None and self._process.is_running()
+
+    def stop(self, grace_s: float = 0.2) -> None:
+        """End the server and all its processes. Idempotent.
+
+        SGLang needs 5 s to end by itself and tidies nothing that we do not, so there is next to no grace.
+        """
+        if self._process is not None:
+            self._process.stop(grace_s)
+            self._process = None
+        self._url = None
+
+    def log_text(self) -> str:
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+
+    def _launch(self) -> None:
+        device = engine_device(self.config.cluster.device)
+        port = free_port(self.host)
+        program = ["sglang.launch_server"] if device == "cuda" else ["slime_rl.engine.launch_engine", "serve", "cpu"]
+        arguments = sglang_arguments(self.config, self.index, device, self.host, port, self.base_gpu_id)
+        self._process = SupervisedProcess(
+            [sys.executable, "-m", *program, *arguments],
+            engine_environment(device, self.config.cluster.rollout_num_gpus_per_engine),
+            self.log_path,
+            shm_prefix=LOAD_FILE_PREFIX,
+        )
+        self._process.start()
+        self._url = f"http://{self.host}:{port}"
+
+    def _wait_until_healthy(self, deadline: float) -> bool:
+        """False when the process ended or time ran out."""
+        while time.monotonic() < deadline:
+            if not self.is_alive():
+                return False
+            if answers(f"{self.url}/health"):
+                return True
+            time.sleep(0.1)
+        return False
+
+    def _failure(self) -> str:
+        assert self._process is not None
+        code = self._process.poll()
+        what = (
+            f"was not healthy within --start-timeout-s {self.config.cluster.start_timeout_s:g}"
+            if code is None
+            else f"ended while it started, exit code {code}"
+        )
+        lines = "\n  ".join(useful_lines(self.log_text()))
+        return f"engine {self.index} {what}; the end of {self.log_path}:\n  {lines}"
+
+
+def answers(url: str) -> bool:
+    """Whether a GET of `url` is answered with success. Proxies of the environment are not asked."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=PROBE_TIMEOUT_S):
+            return True
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return False
+
+
+def useful_lines(log: str, num_lines: int = 12) -> list[str]:
+    """The lines of a log that say what went wrong: the first exception's message and the last lines."""
+    lines = [line for line in log.splitlines() if line.strip()]
+    causes = []
+    in_traceback = False
+    for line in lines:
+        text = line.split("] ", 1)[-1] if line.startswith("[") else line
+        if text.startswith("Traceback"):
+            in_traceback = True
+        elif in_traceback and not line.startswith((" ", "\t")):
+            causes.append(line)
+            in_traceback = False
+    return list(dict.fromkeys(causes[:2] + lines[-num_lines:]))

@@ -1,0 +1,216 @@
+"""A small program that runs a command and guarantees that nothing of it survives its owner. Standard library, Linux.
+
+    owner ──pipe──► supervise.py ──fork──► command ──► whatever it starts
+                    │ pipe closed or parent gone (also kill -9): end everything
+                    │ "stop SECONDS" on the pipe, or SIGTERM: ask the command, then end everything
+                    └ command ended: end what it left, pass on its exit code (128 + signal when a signal ended it)
+
+The supervisor is a child subreaper, so processes that lose their parent, or start a session of their own, stay below
+it and are found. The kernel kills the command when the supervisor itself is killed.
+
+Usage: python supervise.py CONTROL_FD OWNER_PID SCRATCH_DIR SHM_PREFIX COMMAND [ARG ...]
+At the end SCRATCH_DIR is removed, and the files /dev/shm/SHM_PREFIX* that the command mapped; "" for none.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import shutil
+import signal
+import sys
+import time
+from typing import NoReturn
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+OWNER_CHECK_S = 0.5  # the pipe alone does not tell when a fork of the owner still holds its other end
+OWNER_GONE_GRACE_S = 0.5  # enough for a server to unlink its files; nobody waits for its results any more
+SIGNALLED_GRACE_S = 5.0
+KILL_LIMIT_S = 10.0  # a process in uninterruptible sleep cannot be waited for without a bound
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class Supervisor:
+    """Starts the command on construction; `run` waits for its end, or brings it about."""
+
+    def __init__(self, command: list[str], control_fd: int, owner_pid: int, shm_prefix: str) -> None:
+        self.control_fd, self.owner_pid = control_fd, owner_pid
+        self.shm_prefix = shm_prefix
+        self.shm_files: set[str] = set()
+        self.ended: dict[int, int] = {}  # exit status of every reaped process, by pid
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        os.set_inheritable(control_fd, False)
+        self.wake_fd = wake_on_signals()
+        self.child = os.fork()
+        if self.child == 0:
+            become(command, libc)
+
+    def run(self) -> int:
+        """Exit status of the command (negative: the signal that ended it) once nothing of it is left."""
+        grace_s = self.watch()
+        if grace_s is not None:
+            send(self.child, signal.SIGTERM)
+            if not self.wait_for_child(grace_s):
+                send(self.child, signal.SIGKILL)
+                self.wait_for_child(KILL_LIMIT_S)
+        self.note_shared_memory()
+        self.kill_descendants()
+        for path in self.shm_files:
+            remove_file(path)
+        return self.ended.get(self.child, -signal.SIGKILL)
+
+    def watch(self) -> float | None:
+        """Wait for the end: seconds of grace when the command must be stopped, None when it ended by itself."""
+        message = b""
+        while True:
+            readable, _, _ = select.select([self.control_fd, self.wake_fd], [], [], OWNER_CHECK_S)
+            stopped = self.wake_fd in readable and set(os.read(self.wake_fd, 4096)) & set(STOP_SIGNALS)
+            self.reap()
+            if not self.shm_files:  # looked for until seen: after a crash there is nobody left to ask
+                self.note_shared_memory()
+            if self.child in self.ended:
+                return None
+            if stopped:
+                return SIGNALLED_GRACE_S
+            if self.control_fd in readable:
+                received = os.read(self.control_fd, 4096)
+                message += received
+                if b"\n" in message:
+                    return float(message.split()[1])
+                if not received:
+                    return OWNER_GONE_GRACE_S
+            if os.getppid() != self.owner_pid:
+                return OWNER_GONE_GRACE_S
+
+    def note_shared_memory(self) -> None:
+        """Remember the shared-memory files of our own kind that a process below us has mapped."""
+        if self.shm_prefix:
+            wanted = f"/dev/shm/{self.shm_prefix}"
+            for pid in descendants(os.getpid()):
+                self.shm_files |= {path for path in mapped_files(pid) if path.startswith(wanted)}
+
+    def reap(self) -> None:
+        """Collect every ended child, orphans that were handed to us included."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self.ended[pid] = os.waitstatus_to_exitcode(status)
+
+    def wait_for_child(self, limit_s: float) -> bool:
+        deadline = time.monotonic() + limit_s
+        while self.child not in self.ended and time.monotonic() < deadline:
+            time.sleep(0.02)
+            self.reap()
+        return self.child in self.ended
+
+    def kill_descendants(self) -> None:
+        """SIGKILL everything below us until nothing is left; a late fork of a dying process is met by the next round."""
+        deadline = time.monotonic() + KILL_LIMIT_S
+        while time.monotonic() < deadline:
+            self.reap()
+            left = descendants(os.getpid())
+            if not left:
+                return
+            for pid in left:
+                send(pid, signal.SIGKILL)
+            time.sleep(0.01)
+
+
+def become(command: list[str], libc: ctypes.CDLL) -> NoReturn:
+    """Turn the fork into the command, in a process group of its own."""
+    supervisor = os.getppid()
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != supervisor:
+        os._exit(1)  # the supervisor died before the line above took effect
+    os.setpgid(0, 0)
+    signal.set_wakeup_fd(-1)
+    for number in (*STOP_SIGNALS, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        sys.stderr.write(f"cannot run {command[0]}: {error}\n")
+        sys.stderr.flush()
+        os._exit(127)
+
+
+def wake_on_signals() -> int:
+    """A descriptor that becomes readable when a child ends or a stop signal comes; its bytes are signal numbers."""
+    read_fd, write_fd = os.pipe()
+    for fd in (read_fd, write_fd):
+        os.set_blocking(fd, False)
+    signal.set_wakeup_fd(write_fd)
+    for number in (*STOP_SIGNALS, signal.SIGCHLD):
+        signal.signal(number, lambda *_: None)
+    return read_fd
+
+
+def processes() -> dict[int, tuple[int, int]]:
+    """(parent, session) of every process, from /proc."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    fields = file.read().rpartition(b")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # ended while we looked
+            found[int(name)] = (int(fields[1]), int(fields[3]))
+    return found
+
+
+def descendants(root: int) -> list[int]:
+    """Every process below `root`."""
+    children: dict[int, list[int]] = {}
+    for pid, (parent, _) in processes().items():
+        children.setdefault(parent, []).append(pid)
+    found: list[int] = []
+    level = [root]
+    while level:
+        level = [child for pid in level for child in children.get(pid, [])]
+        found += level
+    return found
+
+
+def mapped_files(pid: int) -> list[str]:
+    """Absolute paths of the files that a process has mapped; none when it has ended."""
+    try:
+        with open(f"/proc/{pid}/maps") as file:
+            return [line[line.index("/") :].strip() for line in file if "/" in line]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def remove_file(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return  # the command removed it itself
+
+
+def send(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return  # ended in the meantime, which is what we want
+
+
+def main(argv: list[str]) -> int:
+    control_fd, owner_pid, scratch, shm_prefix, command = int(argv[0]), int(argv[1]), argv[2], argv[3], argv[4:]
+    try:
+        status = Supervisor(command, control_fd, owner_pid, shm_prefix).run()
+    finally:
+        if scratch:
+            shutil.rmtree(scratch, ignore_errors=True)  # the owner removes it too: either may come first
+    return 128 - status if status < 0 else status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

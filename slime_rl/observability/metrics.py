@@ -1,0 +1,166 @@
+"""Every metric of a run: name, unit, how values become one number, and meaning. docs/metrics.md is made from it.
+
+In a name, `<x>` stands for a part that differs: `timing_s/<phase>`. Two clocks of steps are used in metrics.jsonl:
+train/, rollout/, timing_s/ and perf/ carry the number of the step they belong to (the first is 0); eval/ carries the
+number of steps done before it, so eval at step 0 is the model as it came.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from statistics import fmean
+from typing import Any
+
+from slime_rl.types import Sample, Status
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """One row of docs/metrics.md."""
+
+    name: str
+    unit: str
+    reduction: str
+    meaning: str
+
+    def matches(self, name: str) -> bool:
+        """Whether `name` is this metric, with any text without a slash for each `<x>`."""
+        pattern = "".join("[^/]+" if part.startswith("<") else re.escape(part) for part in self._parts())
+        return re.fullmatch(pattern, name) is not None
+
+    def _parts(self) -> list[str]:
+        return [part for part in re.split(r"(<[^>]+>)", self.name) if part]
+
+
+def _metric(name: str, unit: str, reduction: str, meaning: str) -> Metric:
+    return Metric(name=name, unit=unit, reduction=reduction, meaning=meaning)
+
+
+_LOSS = "weighted as --loss-aggregation says over the update, then mean over updates"
+_UPDATES = "mean over the step's optimizer updates"
+_SAMPLES = "mean over finished samples"
+
+# fmt: off
+METRICS: tuple[Metric, ...] = (
+    _metric("train/loss", "-", _LOSS, "What the optimizer minimises: policy loss plus KL and entropy terms; SFT: NLL."),
+    _metric("train/pg_loss", "-", _LOSS, "Policy-gradient part of the loss."),
+    _metric("train/kl_loss", "nats", _LOSS, "KL to the reference model by --kl-loss-type, before --kl-loss-coef."),
+    _metric("train/entropy", "nats", _LOSS, "Entropy of the policy's next-token distribution at trained positions."),
+    _metric("train/ppo_kl", "nats", _LOSS, "Old minus current log-prob (k1): how far this step moved the policy."),
+    _metric("train/pg_clipfrac", "share", _LOSS, "Trained tokens whose ratio was clipped."),
+    _metric("train/grad_norm", "-", _UPDATES, "L2 norm of the whole gradient before clipping."),
+    _metric("train/lr", "-", "value of the last update", "Learning rate."),
+    _metric("train/logprob_diff_mean_abs", "nats", "mean over trained tokens of the step",
+            "Absolute difference of trainer's and engine's log-prob of the sampled tokens: how far both agree."),
+    _metric("train/logprob_diff_max_abs", "nats", "max over trained tokens of the step", "Largest such difference."),
+    _metric("train/tokens", "tokens", "sum over workers", "Prompt and response tokens that went through the trainer."),
+    _metric("train/num_microbatches", "count", "sum over updates, per worker", "Packed micro-batches of the step."),
+    _metric("rollout/reward_mean", "reward", _SAMPLES, "Reward of the samples trained on; unscored ones are left out."),
+    _metric("rollout/reward_std", "reward", "population standard deviation over finished samples", "Their spread."),
+    _metric("rollout/reward_max", "reward", "max over finished samples", "Best reward."),
+    _metric("rollout/reward_min", "reward", "min over finished samples", "Worst reward."),
+    _metric("rollout/response_length_mean", "tokens", _SAMPLES, "Response tokens, tool and environment text included."),
+    _metric("rollout/response_length_max", "tokens", "max over finished samples", "Longest response."),
+    _metric("rollout/truncated_fraction", "share", _SAMPLES, "Samples that ran into a length limit."),
+    _metric("rollout/zero_std_groups_fraction", "share", "mean over groups of two samples or more",
+            "Groups whose rewards are all equal; they teach GRPO nothing."),
+    _metric("rollout/groups_dropped/<reason>", "groups", "sum over the step", "Groups dropped, by reason."),
+    _metric("rollout/staleness_mean", "versions", _SAMPLES,
+            "Trainer's weight version minus the oldest version that sampled a token of the sample."),
+    _metric("rollout/staleness_max", "versions", "max over finished samples", "Oldest sample of the step."),
+    _metric("rollout/tokens_per_s", "tokens/s", "response tokens / seconds of the rollout", "Generation throughput."),
+    _metric("buffer/<state>", "groups", "value at the end of the step", "Groups in each state of the buffer's ledger."),
+    _metric("buffer/dropped/<reason>", "groups", "sum since the start of the run", "Groups dropped so far, by reason."),
+    _metric("eval/<name>/accuracy", "reward", "mean over samples", "Mean reward on the held-out set <name>."),
+    _metric("eval/<name>/response_length_mean", "tokens", "mean over samples", "Response tokens on that set."),
+    _metric("eval/<name>/truncated_fraction", "share", "mean over samples", "Its samples that hit a length limit."),
+    _metric("eval/<name>/pass_at_k", "share", "mean over prompts",
+            "Prompts with at least one full reward among --eval-n-samples-per-prompt samples."),
+    _metric("timing_s/<phase>", "s", "sum over the step", "Driver's wall time in a phase; `other` is no phase."),
+    _metric("perf/step_s", "s", "wall time", "Seconds of the whole step."),
+    _metric("perf/tokens_per_s", "tokens/s", "train/tokens / perf/step_s", "Throughput of the whole loop."),
+    _metric("perf/peak_rss_gib", "GiB", "max since the start of the run",
+            "Host memory of the driver and all its children, Ray's included; shared pages count once."),
+    _metric("sync/seconds", "s", "wall time", "Weight update from the trainer to all engines."),
+    _metric("sync/bytes", "bytes", "sum over buckets", "Weights sent."),
+)
+# fmt: on
+
+
+def find_metric(name: str) -> Metric | None:
+    """The documented metric that `name` is an instance of, or None."""
+    return next((metric for metric in METRICS if metric.matches(name)), None)
+
+
+def reward_value(reward: Any) -> float | None:
+    """A sample's reward as a number: a dict gives its "score"; None, text and NaN are no value. 0.0 is a value."""
+    if isinstance(reward, Mapping):
+        reward = reward.get("score")
+    if isinstance(reward, Real) and not math.isnan(reward):
+        return float(reward)
+    return None
+
+
+def summarise_samples(
+    samples: Sequence[Sample], *, version: int | None = None, seconds: float | None = None
+) -> dict[str, float]:
+    """rollout/* metrics of the finished ones among `samples`; what cannot be told is left out, never made up.
+
+    Args:
+        samples: samples of one step in any order; unfinished and failed ones are ignored.
+        version: weight version that trains on them; gives the staleness.
+        seconds: how long they took to produce; gives the throughput.
+    """
+    finished = [sample for sample in samples if sample.status.is_finished]
+    if not finished:
+        return {}
+    lengths = [sample.response_length for sample in finished]
+    truncated = sum(sample.status is Status.TRUNCATED for sample in finished)
+    metrics = {
+        "rollout/response_length_mean": fmean(lengths),
+        "rollout/response_length_max": float(max(lengths)),
+        "rollout/truncated_fraction": truncated / len(finished),
+    }
+    metrics |= _reward_metrics([value for s in finished if (value := reward_value(s.reward)) is not None])
+    metrics |= _spread_metrics(finished)
+    if version is not None:
+        metrics |= _staleness_metrics(finished, version)
+    if seconds is not None and seconds > 0:
+        metrics["rollout/tokens_per_s"] = sum(lengths) / seconds
+    return metrics
+
+
+def _reward_metrics(rewards: list[float]) -> dict[str, float]:
+    if not rewards:
+        return {}
+    mean = fmean(rewards)
+    return {
+        "rollout/reward_mean": mean,
+        "rollout/reward_std": math.sqrt(fmean((r - mean) ** 2 for r in rewards)),
+        "rollout/reward_max": max(rewards),
+        "rollout/reward_min": min(rewards),
+    }
+
+
+def _spread_metrics(finished: Iterable[Sample]) -> dict[str, float]:
+    groups: dict[int, list[float]] = {}
+    for sample in finished:
+        if (value := reward_value(sample.reward)) is not None:
+            groups.setdefault(sample.group_index, []).append(value)
+    compared = [rewards for rewards in groups.values() if len(rewards) > 1]
+    if not compared:
+        return {}
+    # Equality, not a standard deviation: seven rewards of 0.1 have a std above 0 in floating point.
+    return {"rollout/zero_std_groups_fraction": fmean(min(r) == max(r) for r in compared)}
+
+
+def _staleness_metrics(finished: Iterable[Sample], version: int) -> dict[str, float]:
+    oldest = [min(known) for s in finished if (known := [v for v in s.weight_versions if v >= 0])]
+    if not oldest:
+        return {}
+    ages = [float(version - v) for v in oldest]
+    return {"rollout/staleness_mean": fmean(ages), "rollout/staleness_max": max(ages)}

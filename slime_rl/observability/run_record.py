@@ -1,0 +1,139 @@
+"""A run folder read back: metrics, configuration and samples, for the report and for tools."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slime_rl.config import SECTIONS
+from slime_rl.config.flags import flag_name
+from slime_rl.observability.timers import OTHER, Breakdown
+from slime_rl.observability.tracker import CONFIG_FILE, METRICS_FILE, SAMPLES_FILE, read_jsonl
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One metric over steps; equal lengths, steps ascending."""
+
+    steps: list[int]
+    values: list[float]
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """What a run left behind: `lines` of metrics.jsonl, `config` as section -> field -> value (may be empty)."""
+
+    folder: Path
+    lines: list[dict[str, Any]]
+    config: dict[str, dict[str, Any]]
+    samples: list[dict[str, Any]]
+
+    def series(self, name: str) -> Series:
+        """The values of a metric that are numbers; a step that was logged twice counts with its last value."""
+        points = {line["step"]: line[name] for line in self.lines if line.get(name) is not None}
+        steps = sorted(points)
+        return Series(steps=steps, values=[float(points[step]) for step in steps])
+
+    def names(self) -> list[str]:
+        """Every metric of the run, in order of appearance."""
+        seen = {name: None for line in self.lines for name in line if name not in ("step", "time_s")}
+        return list(seen)
+
+    def eval_sets(self) -> list[str]:
+        return [n.split("/")[1] for n in self.names() if n.startswith("eval/") and n.endswith("/accuracy")]
+
+    @property
+    def num_steps(self) -> int:
+        """Training steps with metrics."""
+        return len(self.series("perf/step_s")) or len(self.series("train/loss"))
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of running up to the last logged line."""
+        return max((float(line.get("time_s") or 0.0) for line in self.lines), default=0.0)
+
+    def phases(self) -> list[str]:
+        return [
+            n.removeprefix("timing_s/") for n in self.names() if n.startswith("timing_s/") and n != f"timing_s/{OTHER}"
+        ]
+
+    def breakdown(self) -> Breakdown:
+        """Time of the logged steps by phase."""
+        return Breakdown(
+            total_s=sum(self.series("perf/step_s").values),
+            phases_s={phase: sum(self.series(f"timing_s/{phase}").values) for phase in self.phases()},
+            num_steps=self.num_steps,
+        )
+
+    def history(self) -> list[dict[str, float]]:
+        """Lines of training steps, as `advise` takes them."""
+        return [
+            {name: value for name, value in line.items() if value is not None}
+            for line in self.lines
+            if any(name.startswith(("train/", "rollout/")) for name in line)
+        ]
+
+    def changed_flags(self) -> list[tuple[str, Any]]:
+        """(flag, value) of every flag that does not have its default value."""
+        found = []
+        for section, cls in SECTIONS.items():
+            values = self.config.get(section, {})
+            for item in dataclasses.fields(cls):
+                if item.name in values and not _same(values[item.name], item.default):
+                    found.append((flag_name(item.name), values[item.name]))
+        return found
+
+    def command(self) -> str:
+        """The command line that asks for the same run."""
+        words = ["python", "-m", "slime_rl.train"]
+        passthrough = {
+            f.name: f.metadata.get("passthrough") for cls in SECTIONS.values() for f in dataclasses.fields(cls)
+        }
+        for flag, value in self.changed_flags():
+            prefix = passthrough.get(flag.removeprefix("--").replace("-", "_"))
+            if prefix:
+                words += [f"--{prefix}-{v[2:]}" if v.startswith("--") else v for v in map(str, value)]
+            elif isinstance(value, bool):
+                words.append(flag if value else flag.replace("--", "--no-", 1))
+            else:
+                words += [flag, *map(str, value if isinstance(value, list) else [value])]
+        return shlex.join(words)
+
+
+def load_run(folder: Path) -> RunRecord:
+    """Read RUN_DIR; config.json and samples.jsonl may be missing.
+
+    Raises:
+        ValueError: no metrics.jsonl there, or a file that cannot be read, as file:line.
+    """
+    metrics = folder / METRICS_FILE
+    if not metrics.is_file():
+        raise ValueError(f"{folder}: must be the folder of a run, with {METRICS_FILE} in it")
+    config_path, samples_path = folder / CONFIG_FILE, folder / SAMPLES_FILE
+    return RunRecord(
+        folder=folder,
+        lines=read_jsonl(metrics),
+        config=_read_config(config_path) if config_path.is_file() else {},
+        samples=read_jsonl(samples_path) if samples_path.is_file() else [],
+    )
+
+
+def _read_config(path: Path) -> dict[str, dict[str, Any]]:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}:{error.lineno}: not JSON: {error.msg}") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{path}: must be a mapping of sections, got {type(config).__name__}")
+    return config
+
+
+def _same(value: Any, default: Any) -> bool:
+    return (tuple(value) if isinstance(value, list) else value) == default

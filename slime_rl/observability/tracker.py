@@ -1,0 +1,211 @@
+"""Where metrics go: RUN_DIR/metrics.jsonl always, TensorBoard by flag, a few samples to RUN_DIR/samples.jsonl."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from slime_rl.config import Config
+from slime_rl.types import Sample
+
+METRICS_FILE = "metrics.jsonl"
+SAMPLES_FILE = "samples.jsonl"
+CONFIG_FILE = "config.json"
+
+
+class Tracker(Protocol):
+    """One destination of metrics."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class JsonlTracker:
+    """One JSON object per line: `step`, `time_s` and the metrics. A line is on disk when `log` returns.
+
+    `time_s` counts seconds of running, over resumes. Values that are not finite become null, so that every line is
+    valid JSON. With `resume_step` the file goes on: lines of steps from there on are dropped, because those steps run
+    again; evaluation of exactly `resume_step` steps stays, since it measured the weights that the run continues from.
+    """
+
+    def __init__(self, path: Path, resume_step: int | None = None) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept: list[dict[str, Any]] = []
+        if resume_step is not None and path.exists():
+            kept = [line for line in read_jsonl(path) if _stays(line, resume_step)]
+        self._file = _rewrite(path, kept)
+        self._offset_s = max((float(line.get("time_s") or 0.0) for line in kept), default=0.0)
+        self._start = time.monotonic()
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        elapsed = round(self._offset_s + time.monotonic() - self._start, 3)
+        values = {name: _json_number(value) for name, value in metrics.items()}
+        self._file.write(json.dumps({"step": step, "time_s": elapsed, **values}) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class SampleWriter:
+    """Writes `per_step` samples of every step, evenly spread over the batch, to a jsonl file."""
+
+    def __init__(self, path: Path, per_step: int, resume_step: int | None = None) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept: list[dict[str, Any]] = []
+        if resume_step is not None and path.exists():
+            kept = [line for line in read_jsonl(path) if line["step"] < resume_step]
+        self._file = _rewrite(path, kept)
+        self._per_step = per_step
+
+    def write(self, step: int, samples: Sequence[Sample]) -> None:
+        count = min(self._per_step, len(samples))
+        for i in range(count):
+            self._file.write(json.dumps(_sample_record(step, samples[i * len(samples) // count]), default=str) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class TensorBoardTracker:
+    """TensorBoard events; on resume, points from `resume_step` on are purged.
+
+    Raises:
+        ValueError: no TensorBoard writer is installed.
+    """
+
+    def __init__(self, folder: Path, resume_step: int | None = None) -> None:
+        try:
+            writer = importlib.import_module("torch.utils.tensorboard").SummaryWriter
+        except ImportError as error:
+            raise ValueError(
+                f"--tensorboard needs the package tensorboard: pip install tensorboard ({error})"
+            ) from error
+        self._writer: Any = writer(log_dir=str(folder), purge_step=resume_step)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, float(value), step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Trackers:
+    """All destinations of a run as one; a context manager that closes them."""
+
+    def __init__(self, trackers: Sequence[Tracker], samples: SampleWriter | None = None) -> None:
+        self._trackers = list(trackers)
+        self._samples = samples
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for tracker in self._trackers:
+            tracker.log(step, metrics)
+
+    def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
+        if self._samples is not None:
+            self._samples.write(step, samples)
+
+    def close(self) -> None:
+        for tracker in self._trackers:
+            tracker.close()
+        if self._samples is not None:
+            self._samples.close()
+
+    def __enter__(self) -> Trackers:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def make_trackers(config: Config, resume_step: int | None = None) -> Trackers:
+    """The trackers that the flags ask for; writes RUN_DIR/config.json too.
+
+    Args:
+        config: the run's configuration.
+        resume_step: first step that will run when a checkpoint was loaded; None starts new files.
+    """
+    folder = config.run_dir
+    folder.mkdir(parents=True, exist_ok=True)
+    write_config(config, folder / CONFIG_FILE)
+    trackers: list[Tracker] = [JsonlTracker(folder / METRICS_FILE, resume_step)]
+    if config.logging.tensorboard:
+        trackers.append(TensorBoardTracker(folder / "tensorboard", resume_step))
+    samples = None
+    if config.logging.log_samples > 0:
+        samples = SampleWriter(folder / SAMPLES_FILE, config.logging.log_samples, resume_step)
+    return Trackers(trackers, samples)
+
+
+def write_config(config: Config, path: Path) -> None:
+    """The whole configuration as JSON: section -> field -> value."""
+    path.write_text(json.dumps(dataclasses.asdict(config), indent=2, default=str) + "\n")
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """The objects of a jsonl file. A broken last line is what a kill in the middle of a write leaves; it is left out.
+
+    Raises:
+        ValueError: any other line that is not a JSON object with a whole `step`, as file:line.
+    """
+    return list(_objects(path, path.read_text(encoding="utf-8", errors="replace").splitlines()))
+
+
+def _objects(path: Path, lines: list[str]) -> Iterator[dict[str, Any]]:
+    for number, text in enumerate(lines, 1):
+        try:
+            value = json.loads(text)
+        except json.JSONDecodeError as error:
+            if number == len(lines):
+                return
+            raise ValueError(f"{path}:{number}: not JSON ({error}), got {text[:80]!r}") from error
+        if not isinstance(value, dict) or not isinstance(value.get("step"), int):
+            raise ValueError(f"{path}:{number}: must be an object with a whole number `step`, got {text[:80]!r}")
+        yield value
+
+
+def _rewrite(path: Path, lines: list[dict[str, Any]]) -> IO[str]:
+    """Replace `path` by `lines` in one step, so that a kill leaves the old file or the new one; open it to append."""
+    aside = path.with_name(path.name + ".new")
+    aside.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    os.replace(aside, path)
+    return path.open("a", encoding="utf-8")
+
+
+def _stays(line: dict[str, Any], resume_step: int) -> bool:
+    only_eval = all(name in ("step", "time_s") or name.startswith("eval/") for name in line)
+    return line["step"] < resume_step or (line["step"] == resume_step and only_eval)
+
+
+def _json_number(value: float) -> float | int | None:
+    number = value if isinstance(value, int) else float(value)
+    return number if math.isfinite(number) else None
+
+
+def _sample_record(step: int, sample: Sample) -> dict[str, Any]:
+    known = [version for version in sample.weight_versions if version >= 0]
+    return {
+        "step": step,
+        "index": sample.index,
+        "group_index": sample.group_index,
+        "prompt": sample.prompt,
+        "response": sample.response,
+        "label": sample.label,
+        "reward": sample.reward,
+        "reward_info": sample.reward_info,
+        "status": str(sample.status),
+        "prompt_length": sample.prompt_length,
+        "response_length": sample.response_length,
+        "weight_versions": [min(known), max(known)] if known else [],
+    }

@@ -1,0 +1,90 @@
+"""Plugins by flag: a registered name or `package.module:attribute`, imported late and checked against its protocol."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ExtensionPoint:
+    """One flag that takes code. `builtins` maps short names to `module:attribute`, so listing costs no import."""
+
+    flag: str
+    protocol: type
+    builtins: dict[str, str]
+
+    def load(self, spec: str) -> Any:
+        """The function or class that `spec` names.
+
+        Raises:
+            ValueError: unknown name, module that cannot be imported, missing attribute, or a signature that does not
+                fit; the message names the flag, the value and what is expected.
+        """
+        target = self.builtins.get(spec, spec)
+        module_name, colon, attribute = target.partition(":")
+        if not colon or not module_name or not attribute:
+            raise ValueError(f"{self.flag}: {spec!r} is not {self._choices()}{_suggest(spec, self.builtins)}")
+        try:
+            module = importlib.import_module(module_name)
+        except Exception as error:  # user code may raise anything at import
+            raise ValueError(
+                f"{self.flag}: cannot import {module_name!r} of {spec!r}: {type(error).__name__}: {error}; it must be "
+                "importable from the folder the run starts in"
+            ) from error
+        value: Any = module
+        for part in attribute.split("."):
+            if not hasattr(value, part):
+                known = [n for n in vars(module) if not n.startswith("_")]
+                raise ValueError(f"{self.flag}: {module_name!r} has no {attribute!r}{_suggest(attribute, known)}")
+            value = getattr(value, part)
+        self.check(spec, value)
+        return value
+
+    def check(self, spec: str, value: Any) -> None:
+        """Raise ValueError unless `value` can be called (or has the methods to be called) as the protocol says."""
+        if not callable(value):
+            raise ValueError(f"{self.flag}: {spec!r} is a {type(value).__name__}, not something that can be called")
+        if "__call__" in vars(self.protocol):
+            self._check_callable(spec, vars(self.protocol)["__call__"], value, skip_self=not inspect.isroutine(value))
+            return
+        for name, method in vars(self.protocol).items():
+            if not inspect.isfunction(method) or (name.startswith("_") and name != "__len__"):
+                continue
+            if not callable(getattr(value, name, None)):
+                raise ValueError(f"{self.flag}: {spec!r} has no method {name}{inspect.signature(method)}")
+            self._check_callable(f"{spec}.{name}", method, getattr(value, name), skip_self=False)
+
+    def _check_callable(self, spec: str, expected: Any, value: Any, skip_self: bool) -> None:
+        want = list(inspect.signature(expected).parameters.values())
+        target = value
+        if skip_self and not inspect.isclass(value) and not isinstance(value, functools.partial):
+            target = type(value).__call__
+        try:
+            have = inspect.signature(target)
+        except (TypeError, ValueError):
+            return  # a builtin without a signature; nothing to compare with
+        names = [p.name for p in want if p.name != "self"]
+        positional = [object()] * (len(names) if "self" not in have.parameters else len(names) + 1)
+        wanted = f"({', '.join(names)})"
+        try:
+            have.bind(*positional)
+        except TypeError as error:
+            raise ValueError(f"{self.flag}: {spec!r} takes {have}, but it is called as {wanted}: {error}") from None
+        if inspect.iscoroutinefunction(expected) and not inspect.iscoroutinefunction(target):
+            raise ValueError(f"{self.flag}: {spec!r} must be `async def` and take {wanted}")
+        if inspect.iscoroutinefunction(target) and not inspect.iscoroutinefunction(expected):
+            raise ValueError(f"{self.flag}: {spec!r} must be a plain function (not async) and take {wanted}")
+
+    def _choices(self) -> str:
+        names = f"one of {', '.join(sorted(self.builtins))} or " if self.builtins else ""
+        return f"{names}of the form package.module:name"
+
+
+def _suggest(word: str, known: Any) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,58 @@
+"""How one sample gets its response: the default `--generate-function-path single_turn`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slime_rl.config import Config
+from slime_rl.protocols import GenerateFunction
+from slime_rl.registry import ExtensionPoint
+from slime_rl.rollout.client import Generation
+from slime_rl.rollout.runtime import current_runtime
+from slime_rl.types import Sample, Status
+
+GENERATE_FUNCTIONS = ExtensionPoint(
+    flag="--generate-function-path",
+    protocol=GenerateFunction,
+    builtins={"single_turn": "slime_rl.rollout.generate:single_turn"},
+)
+
+_STATUS = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
+
+
+async def single_turn(config: Config, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    """One request: the prompt goes in, the response with its log-probs and versions comes back."""
+    answer = await current_runtime().engine.generate(sample.tokens, sampling_params)
+    append_generation(sample, answer)
+    return sample
+
+
+def append_generation(sample: Sample, answer: Generation) -> None:
+    """Append an engine's answer to the response, keeping tokens exactly as sampled."""
+    if answer.finish_reason not in _STATUS:
+        raise ValueError(f"sample {sample.index}: unknown finish reason {answer.finish_reason!r} from the engine")
+    sample.append_tokens(answer.tokens, log_probs=answer.log_probs, versions=answer.versions)
+    sample.response += answer.text
+    sample.status = _STATUS[answer.finish_reason]
+
+
+def train_sampling_params(config: Config) -> dict[str, Any]:
+    """SGLang's sampling parameters for rollouts that train."""
+    params: dict[str, Any] = {
+        "temperature": config.sampling.rollout_temperature,
+        "top_p": config.sampling.rollout_top_p,
+        "top_k": config.sampling.rollout_top_k,
+        "max_new_tokens": config.sampling.max_response_len,
+    }
+    if config.sampling.rollout_stop:
+        params["stop"] = list(config.sampling.rollout_stop)
+    return params
+
+
+def eval_sampling_params(config: Config) -> dict[str, Any]:
+    """The same for held-out prompts."""
+    return train_sampling_params(config) | {
+        "temperature": config.evaluation.eval_temperature,
+        "top_p": config.evaluation.eval_top_p,
+        "max_new_tokens": config.evaluation.eval_max_response_len or config.sampling.max_response_len,
+    }

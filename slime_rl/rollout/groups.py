@@ -1,0 +1,168 @@
+"""One group from prompt to score: tokenise, generate its samples together, reward them, filter.
+
+    Group (reserved) ──► prompt tokens ──► generate each sample ──► reward the group ──► filter ──► kept or a reason
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+import time
+import traceback
+from typing import Any
+
+from slime_rl.buffer.policies import DYNAMIC_FILTERS
+from slime_rl.config import Config
+from slime_rl.data.rendering import render_prompt
+from slime_rl.protocols import GenerateFunction, GroupFilter, RewardFunction
+from slime_rl.rollout.generate import GENERATE_FUNCTIONS
+from slime_rl.rollout.rewards import REWARDS
+from slime_rl.rollout.runtime import current_runtime
+from slime_rl.types import Group, Sample, Status
+
+
+@dataclasses.dataclass
+class GroupRunner:
+    """Runs groups with the functions that the flags name; loads and checks those functions when it is made."""
+
+    config: Config
+    reward_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        config = self.config
+        self.generate: GenerateFunction = GENERATE_FUNCTIONS.load(config.rollout.generate_function_path)
+        self.reward: RewardFunction = REWARDS.load(config.reward.reward_function_path or config.reward.rm_type)
+        path = config.buffer.dynamic_filter_path
+        self.filter: GroupFilter | None = DYNAMIC_FILTERS.load(path) if path else None
+
+    async def run(self, group: Group, sampling_params: dict[str, Any]) -> str | None:
+        """Generate and score `group` in place; None keeps it, a string is the reason that it must be dropped for.
+
+        An exception of user code propagates with --rollout-error stop and becomes a reason with drop.
+        """
+        group.attempts += 1
+        try:
+            await self.generate_samples(group, sampling_params)
+            await self.score(group.samples)
+        except Exception as error:
+            if self.config.rollout.rollout_error == "stop":
+                raise
+            return f"error_{type(error).__name__}"
+        return self.filter(self.config, group.samples) if self.filter else None
+
+    async def generate_samples(self, group: Group, sampling_params: dict[str, Any]) -> None:
+        """Fill every sample of the group; a generate function may turn one sample into several of one episode."""
+        for sample in group.samples:
+            prepare(self.config, sample)
+        async with asyncio.TaskGroup() as tasks:
+            running = [
+                tasks.create_task(self._generate_one(sample, dict(sampling_params))) for sample in group.samples
+            ]
+        produced: list[Sample] = []
+        for task in running:
+            result = task.result()
+            produced.extend(result if isinstance(result, list) else [result])
+        for sample in produced:
+            _check_generated(self.config, sample)
+        group.samples = produced
+
+    async def score(self, samples: list[Sample]) -> None:
+        """Set `reward` (and `reward_info`) of every sample."""
+        started = time.monotonic()
+        try:
+            values = await self.reward(self.config, samples)
+        except Exception as error:
+            raise _blame(reward_flag(self.config), error, f"group {samples[0].group_index}") from error
+        self.reward_seconds += time.monotonic() - started
+        set_rewards(self.config, samples, values)
+
+    async def _generate_one(self, sample: Sample, sampling_params: dict[str, Any]) -> Sample | list[Sample]:
+        try:
+            return await self.generate(self.config, sample, sampling_params)
+        except (ValueError, TimeoutError):
+            raise  # the engine's answer or the client's deadline; already explained
+        except Exception as error:
+            flag = f"--generate-function-path {self.config.rollout.generate_function_path}"
+            raise _blame(flag, error, f"sample {sample.index}") from error
+
+
+def prepare(config: Config, sample: Sample) -> None:
+    """Tokenise the prompt once; a sample that comes back with tokens keeps them."""
+    if sample.tokens:
+        return
+    tokens = encode_prompt(config, current_runtime().tokenizer, sample.prompt, sample.metadata)
+    limit = config.sampling.max_prompt_len
+    if len(tokens) > limit:  # files are checked at the start; other sources only here
+        raise ValueError(f"the prompt of group {sample.group_index} has {len(tokens)} tokens, over --max-prompt-len {limit}")
+    sample.set_prompt_tokens(tokens)
+
+
+def encode_prompt(config: Config, tokenizer: Any, prompt: str | list[dict[str, Any]], metadata: dict[str, Any]) -> list[int]:
+    """Token ids `[P]` of a prompt, its tools rendered by the chat template."""
+    return render_prompt(tokenizer, prompt, config.data.apply_chat_template, metadata.get("tools"))
+
+
+def reset(samples: list[Sample]) -> None:
+    """Back to the bare prompt, for a group that is generated again."""
+    for sample in samples:
+        sample.tokens = sample.tokens[: sample.prompt_length]
+        sample.response, sample.loss_mask, sample.rollout_log_probs, sample.weight_versions = "", [], [], []
+        sample.reward, sample.reward_info, sample.status = None, {}, Status.PENDING
+
+
+def set_rewards(config: Config, samples: list[Sample], values: Any) -> None:
+    """Check what a reward function returned and write it into the samples.
+
+    Raises:
+        ValueError: not one value per sample, or a value that is no finite number; names the flag and the value.
+    """
+    flag = reward_flag(config)
+    if not isinstance(values, (list, tuple)) or len(values) != len(samples):
+        got = f"{len(values)} values" if isinstance(values, (list, tuple)) else f"a {type(values).__name__}"
+        raise ValueError(f"{flag} must return a list with one value for each of the {len(samples)} samples, got {got}")
+    for sample, value in zip(samples, values, strict=True):
+        info: dict[str, Any] = {}
+        if isinstance(value, dict):
+            if "score" not in value:
+                raise ValueError(f"{flag} returned a dict without 'score' for sample {sample.index}: {value!r}")
+            info, value = {k: v for k, v in value.items() if k != "score"}, value["score"]
+        number = _as_number(value)
+        if number is None or not math.isfinite(number):
+            raise ValueError(f"{flag} must return finite numbers, got {value!r} for sample {sample.index}")
+        sample.reward, sample.reward_info = number, info
+
+
+def reward_flag(config: Config) -> str:
+    """The flag and value that chose the reward function, for messages."""
+    path = config.reward.reward_function_path
+    return f"--reward-function-path {path}" if path is not None else f"--rm-type {config.reward.rm_type}"
+
+
+def _blame(flag: str, error: Exception, where: str) -> ValueError:
+    """User code failed: a message with its flag, its error, and the line of its own file."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    hint = "--rollout-error drop would drop the group instead"
+    return ValueError(f"{flag} raised {type(error).__name__}: {error}{place}, for {where}; {hint}")
+
+
+def _as_number(value: Any) -> float | None:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _check_generated(config: Config, sample: Any) -> None:
+    flag = f"--generate-function-path {config.rollout.generate_function_path}"
+    if not isinstance(sample, Sample):
+        raise ValueError(f"{flag} must return a Sample or a list of them, got {type(sample).__name__}")
+    if sample.response_length != len(sample.tokens) - sample.prompt_length:
+        raise ValueError(
+            f"{flag}: sample {sample.index} has {len(sample.tokens) - sample.prompt_length} response tokens but "
+            f"{sample.response_length} mask entries; grow responses with Sample.append_tokens only"
+        )
+    if sample.status.is_finished and sample.response_length == 0:
+        raise ValueError(f"{flag}: sample {sample.index} is {sample.status} without a single response token")
+

@@ -1,0 +1,194 @@
+"""The one loop, for every mode.
+
+    prompts ─► buffer ─► rollout (engines behind the router) ─► batch ─► Megatron workers ─► new weights ─► engines
+                 ▲                                                                                            │
+                 └────────────────────────── commit: these groups have trained ◄──────────────────────────────┘
+
+`python -m slime_rl.train --help` lists every flag. `--rollout-ahead 0` is synchronous, 1 is one step off.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from slime_rl.cluster.cluster import Cluster
+from slime_rl.cluster.errors import explain, write_error_log
+from slime_rl.cluster.ray_session import ray_session, with_device
+from slime_rl.cluster.run_folder import run_folder
+from slime_rl.config import Config, parse_config
+from slime_rl.engine.arguments import check_router_args, check_sglang_args
+from slime_rl.observability.console import Console
+from slime_rl.observability.memory import PeakMemory
+from slime_rl.observability.report import write_report
+from slime_rl.observability.timers import PhaseTimer
+from slime_rl.observability.tracker import Trackers, make_trackers
+
+
+@dataclass
+class Run:
+    """The loop's tools and what it remembers for the summary."""
+
+    config: Config
+    cluster: Cluster
+    trackers: Trackers
+    console: Console
+    timer: PhaseTimer
+    accuracies: list[tuple[int, float]] = field(default_factory=list)  # (finished steps, accuracy of the first set)
+
+    def evaluate(self, step: int) -> None:
+        """Score the held-out prompts with the weights after `step` finished steps."""
+        if not self.config.evaluation.datasets:
+            return
+        with self.timer.phase("evaluate"):
+            metrics, samples = self.cluster.rollout.evaluate()
+        self.trackers.log(step, metrics)
+        self.trackers.log_samples(step, samples)
+        self.console.evaluation(step, metrics)
+        self.accuracies.append((step, metrics[f"eval/{self.config.evaluation.datasets[0][0]}/accuracy"]))
+
+    @property
+    def reached_target(self) -> bool:
+        target = self.config.train.stop_at_eval_accuracy
+        return target is not None and bool(self.accuracies) and self.accuracies[-1][1] >= target
+
+    def evaluation_is_due(self, finished: int) -> bool:
+        interval = self.config.evaluation.eval_interval
+        return finished == self.config.train.num_steps or (interval is not None and finished % interval == 0)
+
+
+def train(run: Run) -> int:
+    """Run every remaining step; returns the number of finished steps."""
+    config, cluster, timer = run.config, run.cluster, run.timer
+    start = cluster.restore()
+    with timer.phase("sync"):
+        cluster.sync_weights(start)
+    run.evaluate(start)
+    finished = start
+    for step in range(start, config.train.num_steps):
+        if run.reached_target:
+            break
+        timer.start_step(step)
+        with timer.phase("rollout"):
+            cluster.rollout.submit_through(step + config.rollout.rollout_ahead)
+            taken = cluster.rollout.take(step)
+        with timer.phase("train"), cluster.training():
+            metrics = cluster.actor.train(step, taken["shards"])
+        finished = step + 1
+        with timer.phase("sync"):
+            cluster.rollout.commit(step)
+            metrics |= cluster.sync_weights(finished)
+        if _save_is_due(config, finished):
+            with timer.phase("save"):
+                cluster.save(finished)
+        report_step(run, step, metrics | taken["metrics"], taken["samples"])
+        if run.evaluation_is_due(finished):
+            run.evaluate(finished)
+    return finished
+
+
+def report_step(run: Run, step: int, metrics: dict[str, float], samples: list[Any]) -> None:
+    """Close the step's stopwatch, log and show it."""
+    timing = run.timer.end_step()
+    metrics = metrics | timing.metrics()
+    if timing.total_s > 0 and "train/tokens" in metrics:
+        metrics["perf/tokens_per_s"] = metrics["train/tokens"] / timing.total_s
+    run.trackers.log(step, metrics)
+    run.trackers.log_samples(step, samples)
+    run.console.step(step, metrics, samples[0] if samples else None)
+
+
+def _save_is_due(config: Config, finished: int) -> bool:
+    interval = config.checkpoint.save_interval
+    return interval is not None and (finished % interval == 0 or finished == config.train.num_steps)
+
+
+def run(config: Config) -> dict[str, Any]:
+    """Start everything, train, export, report; returns what summary.json holds."""
+    started = time.monotonic()
+    with run_folder(config) as folder, PeakMemory() as memory, Console.for_config(config) as console:
+        timer = PhaseTimer(on_phase=console.phase)
+        with ray_session(config):
+            config = with_device(config)
+            console.start(facts(config))
+            cluster = Cluster(config)
+            with timer.phase("start"):
+                cluster.start()
+            with cluster, make_trackers(config, cluster.checkpoint_step()) as trackers:
+                state = Run(config, cluster, trackers, console, timer)
+                finished = train(state)
+                if config.train.num_steps > 0:
+                    with timer.phase("export"):
+                        cluster.actor.save_hf(config.checkpoint.save_hf or str(folder / "hf"))
+            with timer.phase("stop"):
+                cluster.stop()
+        summary = {
+            "finished_steps": finished,
+            "accuracy_before": state.accuracies[0][1] if state.accuracies else None,
+            "accuracy_after": state.accuracies[-1][1] if state.accuracies else None,
+            "seconds": round(time.monotonic() - started, 1),
+            "peak_rss_gib": round(memory.peak_gib, 2),
+            "phases_s": {name: round(seconds, 2) for name, seconds in timer.breakdown().phases_s.items()},
+        }
+        (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+        console.finish(outcome(config, summary, write_report(folder)))
+    return summary
+
+
+def facts(config: Config) -> dict[str, str]:
+    """What runs, for the head of the console."""
+    workers, engines = config.cluster.train_num_workers, config.cluster.rollout_num_engines
+    parts = {
+        "model": f"{config.model.hf_checkpoint} ({config.model.train_dtype})",
+        "training": f"{workers} Megatron worker{'s'[: workers > 1]} on {config.cluster.device}, --loss {config.train.loss}",
+        "engines": f"{engines} SGLang engine{'s'[: engines > 1]}" if config.needs_engines else "none",
+        "a step": f"{config.train.rollout_batch_size} prompts x {config.train.n_samples_per_prompt} samples",
+        "logs": str(config.run_dir / "logs"),
+    }
+    return parts
+
+
+def outcome(config: Config, summary: dict[str, Any], report: Path) -> dict[str, str]:
+    """What came out, for the foot of the console."""
+    lines = {"report": str(report)}
+    if summary["accuracy_before"] is not None:
+        lines["accuracy"] = f"{summary['accuracy_before']:.3f} -> {summary['accuracy_after']:.3f}"
+    if config.train.num_steps > 0:
+        lines["model"] = config.checkpoint.save_hf or str(config.run_dir / "hf")
+    return lines | {"time": f"{summary['seconds']:.0f} s", "peak memory": f"{summary['peak_rss_gib']:.2f} GiB"}
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line: 0 after a whole run, 2 for what the user can mend, 1 for anything else."""
+    signal.signal(signal.SIGTERM, _terminate)  # leave through the contexts, so that everything is stopped
+    config = None
+    try:
+        config = parse_config(argv)
+        check_sglang_args(config)
+        check_router_args(config)
+        run(config)
+    except KeyboardInterrupt:
+        print("slime_rl: interrupted", file=sys.stderr)
+        return 130
+    except Exception as error:
+        message, is_users = explain(error)
+        print(f"slime_rl: {message}", file=sys.stderr)
+        if config is not None:
+            log = write_error_log(config.run_dir, error)
+            print(f"slime_rl: the traceback is in {log}", file=sys.stderr)
+        return 2 if is_users else 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

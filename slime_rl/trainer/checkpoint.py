@@ -1,0 +1,130 @@
+"""Training checkpoints in Megatron's torch_dist format: any parallel layout can load what another has saved.
+
+folder/  *.distcp, common.pt, metadata.json   model, optimizer, schedule, step, extra (written by all ranks)
+         random_<rank>.pt                     random state of each rank; used when the layout is the same
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.serialization import get_default_load_sharded_strategy
+from megatron.core.dist_checkpointing.strategies.fully_parallel import (
+    FullyParallelLoadStrategyWrapper,
+    FullyParallelSaveStrategyWrapper,
+)
+from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
+from megatron.core.tensor_parallel import get_cuda_rng_tracker
+
+from slime_rl.trainer.model import unwrap
+from slime_rl.trainer.step import TrainState
+
+
+def save(state: TrainState, path: Path, step: int, extra: dict[str, Any]) -> None:
+    """Write the checkpoint into `path`, which is made when missing. Collective; the folder is complete on return."""
+    if dist.get_rank() == 0:
+        path.mkdir(parents=True, exist_ok=True)
+    dist.barrier()
+    content = _sharded(state, is_loading=False) | {
+        "step": step,
+        "extra": extra,
+        "scheduler": state.scheduler.state_dict(),
+    }
+    strategy = FullyParallelSaveStrategyWrapper(TorchDistSaveShardedStrategy("torch_dist", 1), state.layout.dp_cp.group)
+    kept = {key: value for key, value in _metadata(state).items() if key != "dp_cp_group"}
+    # 0.19 has a second implementation that needs CUDA; the parameter is not there before.
+    options = {"async_strategy": "mcore"} if "async_strategy" in _parameters(dist_checkpointing.save) else {}
+    dist_checkpointing.save(content, str(path), strategy, content_metadata=kept, **options)
+    torch.save(_random_state(state), path / f"random_{dist.get_rank()}.pt")
+    dist.barrier()
+
+
+def load(state: TrainState, path: Path) -> dict[str, Any]:
+    """Put the checkpoint into the model, optimizer and schedule; `{"step": …, "extra": …}`. Collective.
+
+    Raises:
+        ValueError: the folder holds no checkpoint, or it does not fit the model.
+    """
+    if not dist_checkpointing.check_is_distributed_checkpoint(str(path)):
+        raise ValueError(f"--load: {path} holds no training checkpoint (no metadata.json of torch_dist)")
+    strategy = FullyParallelLoadStrategyWrapper(get_default_load_sharded_strategy(str(path)), state.layout.dp_cp.group)
+    try:
+        content = dist_checkpointing.load(_sharded(state, is_loading=True), str(path), strategy)
+    except dist_checkpointing.core.CheckpointingException as error:
+        raise ValueError(
+            f"--load: the checkpoint in {path} does not fit the model of --hf-checkpoint: {error}"
+        ) from error
+    for i, model in enumerate(state.models):
+        unwrap(model).load_state_dict(content[_model_key(state, i)], strict=False)  # not strict: no _extra_state here
+    state.optimizer.load_state_dict(content["optimizer"])
+    state.scheduler.num_steps = 0  # load_state_dict adds the saved count to it
+    state.scheduler.load_state_dict(content["scheduler"])
+    _restore_random_state(state, path / f"random_{dist.get_rank()}.pt")
+    dist.barrier()
+    return {"step": content["step"], "extra": content["extra"]}
+
+
+def _sharded(state: TrainState, is_loading: bool) -> dict[str, Any]:
+    metadata = _metadata(state)
+    models = {
+        _model_key(state, i): unwrap(model).sharded_state_dict(metadata=metadata)
+        for i, model in enumerate(state.models)
+    }
+    optimizer = state.optimizer.sharded_state_dict(dict(models), is_loading=is_loading, metadata=metadata)
+    return {**models, "optimizer": optimizer}
+
+
+def _model_key(state: TrainState, index: int) -> str:
+    return "model" if len(state.models) == 1 else f"model{index}"
+
+
+def _metadata(state: TrainState) -> dict[str, Any]:
+    """fully_reshardable: the optimizer's state can be loaded under another tensor, pipeline or data-parallel size."""
+    return {
+        "distrib_optim_sharding_type": "fully_reshardable",
+        "chained_optim_avoid_prefix": True,
+        "singleton_local_shards": False,
+        "dp_cp_group": state.layout.dp_cp.group,
+    }
+
+
+def _parameters(function: Any) -> Any:
+    return inspect.signature(function).parameters
+
+
+def _layout_sizes(state: TrainState) -> tuple[int, ...]:
+    layout = state.layout
+    return (layout.tp.size, layout.pp.size, layout.cp.size, layout.dp.size)
+
+
+def _random_state(state: TrainState) -> dict[str, Any]:
+    return {
+        "layout": _layout_sizes(state),
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(state.device) if state.device.type == "cuda" else None,
+        "tracker": get_cuda_rng_tracker().get_states(),
+    }
+
+
+def _restore_random_state(state: TrainState, path: Path) -> None:
+    """Under another layout there is nothing to restore: which rank draws what has changed."""
+    if not path.is_file():
+        return
+    saved = torch.load(path, weights_only=False)
+    if saved["layout"] != _layout_sizes(state):
+        return
+    random.setstate(saved["python"])
+    np.random.set_state(saved["numpy"])
+    torch.set_rng_state(saved["torch"])
+    if saved["cuda"] is not None and state.device.type == "cuda":
+        torch.cuda.set_rng_state(saved["cuda"], state.device)
+    get_cuda_rng_tracker().set_states(saved["tracker"])

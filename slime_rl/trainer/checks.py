@@ -1,0 +1,29 @@
+"""What can be checked before any worker starts. Light to import; Megatron is imported when a check needs it."""
+
+from __future__ import annotations
+
+import torch
+
+from slime_rl.config import Config
+from slime_rl.trainer.plugins import MODEL_CONVERSION, MODEL_PROVIDER
+
+
+def check_trainer(config: Config) -> None:
+    """Raise ValueError when the trainer's plugins or pass-through flags do not fit."""
+    check_megatron_args(config)
+    if config.model.model_provider_path is not None:
+        MODEL_PROVIDER.load(config.model.model_provider_path)
+    if config.model.model_conversion_path not in MODEL_CONVERSION.builtins:
+        MODEL_CONVERSION.load(config.model.model_conversion_path)
+
+
+def check_megatron_args(config: Config) -> None:
+    """Raise ValueError when a --megatron-* flag is unknown, is ours to set, or has a value of the wrong type."""
+    if not config.model.megatron_args:
+        return
+    from slime_rl.trainer.cpu import proxy
+
+    proxy.install(without_cuda=not torch.cuda.is_available())  # so that a worker may still start in this process
+    from slime_rl.trainer.arguments import parse_megatron_args
+
+    parse_megatron_args(config.model.megatron_args)

@@ -1,0 +1,124 @@
+"""Causal attention in plain torch for packed sequences, and the layer spec that uses it.
+
+Megatron's own local attention has no packing. One scaled_dot_product_attention per sequence is the fastest on a CPU: no
+padding, no `[T, T]` mask.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+from torch import Tensor
+
+from slime_rl.trainer.cpu.norm import RMSNorm
+
+
+class PackedAttention(torch.nn.Module):
+    """Core attention for THD (packed) and SBHD, grouped queries and MLA, context parallelism by gathering keys.
+
+    Shapes: t tokens of this worker, h heads, d channels. With n context-parallel workers, worker r holds chunks r and
+    2n-1-r of the 2n chunks of every sequence.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        layer_number: int,
+        attn_mask_type: Any,
+        attention_type: str,
+        attention_dropout: float | None = None,
+        softmax_scale: float | None = None,
+        k_channels: int | None = None,
+        v_channels: int | None = None,
+        cp_comm_type: str | None = None,
+        pg_collection: Any = None,
+        **unused: Any,
+    ) -> None:
+        super().__init__()
+        self.softmax_scale = softmax_scale
+        self.cp_group = pg_collection.cp
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None = None,
+        attn_mask_type: Any = None,
+        attention_bias: Tensor | None = None,
+        packed_seq_params: Any = None,
+    ) -> Tensor:
+        """`[t, h, d]` -> `[t, h, dv]` with packed_seq_params, else `[s, b, h, d]` -> `[s, b, h*dv]`."""
+        if packed_seq_params is not None:
+            return self._packed(query, key, value, packed_seq_params.cu_seqlens_q.diff().tolist())
+        s, b = query.shape[:2]
+        flat = (x.transpose(0, 1).flatten(0, 1) for x in (query, key, value))
+        out = self._packed(*flat, lengths=[s * self.cp_group.size()] * b)
+        return out.reshape(b, s, -1).transpose(0, 1)
+
+    def _packed(self, query: Tensor, key: Tensor, value: Tensor, lengths: list[int]) -> Tensor:
+        if self.cp_group.size() > 1:
+            return self._context_parallel(query, key, value, lengths)
+        parts = zip(query.split(lengths), key.split(lengths), value.split(lengths), strict=True)
+        return torch.cat([self._attend(q, k, v) for q, k, v in parts])
+
+    def _context_parallel(self, query: Tensor, key: Tensor, value: Tensor, lengths: list[int]) -> Tensor:
+        n, rank = self.cp_group.size(), self.cp_group.rank()
+        all_keys, all_values = (
+            gather_from_sequence_parallel_region(x.contiguous(), group=self.cp_group).unflatten(0, (n, -1))
+            for x in (key, value)
+        )
+        outputs, at = [], 0
+        for length in lengths:
+            chunk = length // (2 * n)
+            k, v = (_in_order(x, at, chunk) for x in (all_keys, all_values))
+            for index, start in ((rank, at), (2 * n - 1 - rank, at + chunk)):
+                end = (index + 1) * chunk
+                outputs.append(self._attend(query[start : start + chunk], k[:end], v[:end]))
+            at += 2 * chunk
+        return torch.cat(outputs)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Causal attention of `q [sq, h, d]`, the end of the span of `k [sk, hk, d]`."""
+        num_queries, num_keys = len(q), len(k)
+        mask = None
+        if num_queries != num_keys:
+            mask = torch.ones(num_queries, num_keys, dtype=torch.bool, device=q.device).tril(num_keys - num_queries)
+        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+        out = F.scaled_dot_product_attention(
+            q, k, v, mask, is_causal=mask is None, scale=self.softmax_scale, enable_gqa=True
+        )
+        return out[0].transpose(0, 1)
+
+
+def _in_order(gathered: Tensor, at: int, chunk: int) -> Tensor:
+    """The whole sequence from the two chunks that each worker `[n, t, h, d]` holds from `at` on."""
+    first = [part[at : at + chunk] for part in gathered]
+    second = [part[at + chunk : at + 2 * chunk] for part in gathered]
+    return torch.cat(first + second[::-1])
+
+
+def use_local_modules(spec: Any) -> Any:
+    """Put the attention and norm of this folder into get_gpt_decoder_block_spec(use_transformer_engine=False)."""
+    from megatron.core.transformer import multi_latent_attention
+    from megatron.core.transformer.torch_norm import WrappedTorchNorm
+
+    for layer in getattr(spec, "layer_specs", [spec]):
+        attention = layer.submodules.self_attention.submodules
+        attention.core_attention = PackedAttention
+        for submodules in (layer.submodules, attention):
+            for name, value in vars(submodules).items():
+                if value is WrappedTorchNorm:
+                    setattr(submodules, name, RMSNorm)
+        if hasattr(attention, "linear_kv_down_proj"):
+            from megatron.core.post_training.modelopt.layers import Linear
+
+            # Replicated, as Transformer Engine's spec has it: the column-parallel one of the local spec forgets to sum
+            # the gradient of the shared rotary key over the tensor-parallel workers.
+            multi_latent_attention.Linear = attention.linear_q_down_proj = attention.linear_kv_down_proj = Linear
+    if hasattr(spec, "layer_norm"):
+        spec.layer_norm = RMSNorm
+    return spec

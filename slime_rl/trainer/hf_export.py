@@ -1,0 +1,95 @@
+"""Writing a Hugging Face folder from a stream of full tensors."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor
+
+from slime_rl.config import Config
+
+SHARD_BYTES = 4 * 1024**3
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
+
+
+def save_hf(weights: Iterator[tuple[str, Tensor]], path: Path, config: Config, is_writer: bool) -> None:
+    """Write `weights`, and config, tokenizer and chat template of --hf-checkpoint, to `path`.
+
+    The folder appears complete or not at all: it is written aside and renamed; one of that name is replaced. Every rank
+    must call, since the stream is collective; one writes.
+    """
+    if not is_writer:
+        for _ in weights:
+            pass
+        dist.barrier()
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        aside.chmod(0o755)  # mkdtemp makes it private
+        _write_weights(weights, aside)
+        _copy_companions(Path(config.model.hf_checkpoint), aside, config.model.train_dtype)
+        _replace(aside, path)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    dist.barrier()
+
+
+def _write_weights(weights: Iterator[tuple[str, Tensor]], folder: Path) -> None:
+    shards: list[list[str]] = []
+    pending: dict[str, Tensor] = {}
+    pending_bytes = total_bytes = 0
+
+    def flush() -> None:
+        nonlocal pending, pending_bytes
+        save_file(pending, folder / f"part-{len(shards)}.safetensors", metadata={"format": "pt"})
+        shards.append(list(pending))
+        pending, pending_bytes = {}, 0
+
+    for name, tensor in weights:
+        if pending and pending_bytes + tensor.nbytes > SHARD_BYTES:
+            flush()
+        pending[name] = tensor.detach().to("cpu", copy=True).contiguous()
+        pending_bytes += tensor.nbytes
+        total_bytes += tensor.nbytes
+    flush()
+    weight_map = {}
+    for i, names in enumerate(shards):
+        final = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" if len(shards) > 1 else "model.safetensors"
+        os.replace(folder / f"part-{i}.safetensors", folder / final)
+        weight_map |= dict.fromkeys(names, final)
+    if len(shards) > 1:
+        index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+
+
+def _copy_companions(source: Path, folder: Path, dtype: str) -> None:
+    """Everything of the checkpoint that is not weights; config.json says the type that was written."""
+    for file in sorted(source.iterdir()):
+        is_weights = file.suffix in WEIGHT_SUFFIXES or file.name.endswith(".index.json")
+        if file.is_file() and not is_weights and not file.name.startswith("."):
+            shutil.copyfile(file, folder / file.name)
+    settings = json.loads((source / "config.json").read_text())
+    key = "torch_dtype" if "torch_dtype" in settings else "dtype"
+    settings[key] = dtype
+    (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
+
+
+def _replace(aside: Path, path: Path) -> None:
+    for file in aside.iterdir():
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())
+    if path.exists():
+        old = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        os.replace(path, old / path.name)
+        os.replace(aside, path)
+        shutil.rmtree(old)
+    else:
+        os.replace(aside, path)

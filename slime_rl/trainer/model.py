@@ -1,0 +1,78 @@
+"""The Megatron model of this worker: built from the checkpoint's config, output layer deferred to the loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core import parallel_state as mpu
+from megatron.core import tensor_parallel
+from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer.module import Float16Module
+from torch import Tensor
+
+from slime_rl.config import Config
+from slime_rl.trainer.distributed import Layout
+from slime_rl.trainer.plugins import MODEL_PROVIDER
+
+
+def build_models(config: Config, bridge: Any, layout: Layout, device: torch.device) -> list[Any]:
+    """The model chunks of this pipeline stage (one unless stages are interleaved), on `device`, without weights.
+
+    In bfloat16 each is wrapped in Float16Module.
+    """
+    models = []
+    for stage in range(layout.vpp_size or 1):
+        vp_stage = stage if layout.vpp_size else None
+        where = {} if vp_stage is None else {"ignore_virtual": False, "vp_stage": vp_stage}
+        first, last = mpu.is_pipeline_first_stage(**where), mpu.is_pipeline_last_stage(**where)
+        model = _build_one(config, bridge, first, last, vp_stage)
+        for parameter in model.parameters():
+            tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
+        _defer_output_layer(model)
+        model.to(device)
+        models.append(Float16Module(bridge.config, model) if bridge.config.bf16 else model)
+    return models
+
+
+def _build_one(config: Config, bridge: Any, first: bool, last: bool, vp_stage: int | None) -> Any:
+    path = config.model.model_provider_path
+    if path is not None:
+        if vp_stage is not None:
+            raise ValueError("--model-provider-path does not go with --megatron-virtual-pipeline-model-parallel-size")
+        return MODEL_PROVIDER.load(path)(config, bridge.config, first, last)
+    arguments = bridge._get_gptmodel_args() | {"vocab_size": bridge.padded_vocab_size}
+    if vp_stage is not None:
+        arguments["vp_stage"] = vp_stage
+    return GPTModel(
+        config=bridge.config,
+        transformer_layer_spec=bridge._get_transformer_layer_spec(vp_stage),
+        pre_process=first,
+        post_process=last,
+        share_embeddings_and_output_weights=bool(getattr(bridge.hf_config, "tie_word_embeddings", False)),
+        **arguments,
+    )
+
+
+def _defer_output_layer(model: Any) -> None:
+    """Let the last stage return hidden states, so that logits are made only where a response token is predicted."""
+
+    def hidden_states_only(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return hidden_states
+
+    model._postprocess = hidden_states_only
+
+
+def unwrap(model: Any) -> Any:
+    """The GPTModel inside DDP and Float16Module."""
+    while hasattr(model, "module"):
+        model = model.module
+    return model
+
+
+def output_weight(model: Any) -> Tensor:
+    """Weight `[V/tp, H]` of the output layer, the embedding's where they are tied; last stage only."""
+    gpt = unwrap(model)
+    if gpt.share_embeddings_and_output_weights:
+        return gpt.shared_embedding_or_output_weight()
+    return gpt.output_layer.weight

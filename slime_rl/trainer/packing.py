@@ -1,0 +1,151 @@
+"""A worker's samples as packed micro-batches, cut for context parallelism.
+
+    lengths ──► split_rows: rows of each micro-batch (equal counts on all data-parallel workers)
+            ──► make_micro_batch: tokens of this context-parallel worker, and where each response token is predicted
+
+Letters: n samples of a micro-batch, t tokens on this worker, T response tokens of the micro-batch, K those of them that
+are predicted on this worker (K = T without context parallelism).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from megatron.core.packed_seq_params import PackedSeqParams
+from torch import Tensor
+
+from slime_rl.config import TrainConfig
+from slime_rl.data.packing import fixed, pack
+from slime_rl.trainer.distributed import Layout, reduce_max
+
+MASKED_PAD_TOKEN = (
+    0  # fills sequences up to what context and sequence parallelism need; causality hides it from the rest
+)
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One forward pass. An empty one (n = 0) only keeps the workers in step and adds nothing to the loss."""
+
+    index: int
+    rows: list[int]  # [n] rows of this worker's batch
+    input_ids: Tensor  # [1, t] int64
+    position_ids: Tensor  # [1, t] int64
+    packed: PackedSeqParams
+    predict_at: Tensor  # [K] int64, positions 0..t-1 whose hidden state predicts a response token
+    targets: Tensor  # [K] int64, those tokens
+    owned: Tensor  # [K] int64, which of the T response tokens they are
+    token_index: Tensor  # [T] int64, place of each response token among all of this worker's batch
+    sample_ids: Tensor  # [T] int64, 0..n-1
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.rows)
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Tokens of this worker's samples. The offsets are on the CPU."""
+
+    tokens: Tensor  # [sum L_i] int64
+    offsets: Tensor  # [N + 1] int64
+    prompt_lengths: list[int]  # [N]
+    response_offsets: Tensor  # [N + 1] int64, into the flat response tokens
+
+    @property
+    def lengths(self) -> list[int]:
+        return self.offsets.diff().tolist()
+
+
+def split_rows(
+    rows: list[int], lengths: list[int], train: TrainConfig, layout: Layout, hidden_size: int, device: torch.device
+) -> list[list[int]]:
+    """Rows of each micro-batch; `lengths[r]` are the tokens of row r. Collective over the data-parallel workers.
+
+    Every worker gets the same number of micro-batches; where one has too few samples, the rest are empty lists.
+    """
+    cap = train.max_tokens_per_worker * layout.cp.size
+    multiple = layout.pp.size if layout.vpp_size else 1  # interleaved stages take micro-batches in rounds of pp
+
+    def cut(count: int) -> list[list[int]]:
+        if not rows:
+            return []
+        sizes = [lengths[row] for row in rows]
+        least = min(max(count, 1), len(rows))
+        if train.micro_batch_size is not None:
+            parts = fixed(sizes, train.micro_batch_size, min_batches=least)
+        else:
+            parts = pack(sizes, cap, min_batches=least, hidden_size=hidden_size)
+        return [[rows[i] for i in part] for part in parts]
+
+    agreed = reduce_max(max(1, len(cut(1))), layout.dp, device)
+    agreed = -(-agreed // multiple) * multiple
+    batches = cut(agreed)
+    return batches + [[] for _ in range(agreed - len(batches))]
+
+
+def padded_lengths(lengths: list[int], layout: Layout, sequence_parallel: bool) -> list[int]:
+    """Lengths that context parallelism (2n chunks) and sequence parallelism (t a multiple of tp) can cut."""
+    unit = 2 * layout.cp.size if layout.cp.size > 1 else 1
+    padded = [-(-length // unit) * unit for length in lengths]
+    if sequence_parallel:
+        while sum(padded) // layout.cp.size % layout.tp.size:
+            padded[-1] += unit
+    return padded
+
+
+def make_micro_batch(
+    index: int, rows: list[int], sequences: Sequences, layout: Layout, sequence_parallel: bool, device: torch.device
+) -> MicroBatch:
+    """The packed micro-batch of `rows` as this worker's share of it, on `device`."""
+    lengths = [int(sequences.offsets[r + 1] - sequences.offsets[r]) for r in rows]
+    padded = padded_lengths(lengths or [1], layout, sequence_parallel)
+    ends = torch.tensor([0, *padded]).cumsum(0)
+    ids = torch.full((sum(padded),), MASKED_PAD_TOKEN, dtype=torch.int64)
+    predict, token_index, sample_ids = [], [], []
+    for i, row in enumerate(rows):
+        start, begin = int(ends[i]), int(sequences.offsets[row])
+        ids[start : start + lengths[i]] = sequences.tokens[begin : begin + lengths[i]]
+        first, last = int(sequences.response_offsets[row]), int(sequences.response_offsets[row + 1])
+        token_index.append(torch.arange(first, last))
+        sample_ids.append(torch.full((last - first,), i))
+        predict.append(torch.arange(last - first) + start + sequences.prompt_lengths[row] - 1)
+    nothing = [torch.zeros(0, dtype=torch.int64)]
+    positions = torch.cat([torch.arange(n) for n in padded])
+    predict_at = torch.cat(predict or nothing)
+    order = _local_order(padded, layout.cp.size, layout.cp.rank)
+    place = torch.full((len(ids),), -1, dtype=torch.int64)
+    place[order] = torch.arange(len(order))
+    owned = (place[predict_at] >= 0).nonzero()[:, 0]
+    cu_seqlens = ends.to(torch.int32).to(device)
+    return MicroBatch(
+        index=index,
+        rows=rows,
+        input_ids=ids[order][None].to(device),
+        position_ids=positions[order][None].to(device),
+        packed=PackedSeqParams(
+            qkv_format="thd",
+            cu_seqlens_q=cu_seqlens,
+            cu_seqlens_kv=cu_seqlens,
+            max_seqlen_q=max(padded),
+            max_seqlen_kv=max(padded),
+        ),
+        predict_at=place[predict_at][owned].to(device),
+        targets=ids[predict_at + 1][owned].to(device),
+        owned=owned.to(device),
+        token_index=torch.cat(token_index or nothing).to(device),
+        sample_ids=torch.cat(sample_ids or nothing).to(device),
+    )
+
+
+def _local_order(padded: list[int], cp_size: int, cp_rank: int) -> Tensor:
+    """Packed positions that context-parallel worker r holds, in its order: chunks r and 2n-1-r of every sequence."""
+    if cp_size == 1:
+        return torch.arange(sum(padded))
+    parts, start = [], 0
+    for length in padded:
+        chunks = torch.arange(start, start + length).chunk(2 * cp_size)
+        parts += [chunks[cp_rank], chunks[2 * cp_size - 1 - cp_rank]]
+        start += length
+    return torch.cat(parts)

@@ -1,0 +1,109 @@
+"""Everything a worker trains with, from the config and the process groups."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers import AutoConfig
+
+from slime_rl.config import Config
+from slime_rl.trainer.arguments import parse_megatron_args
+from slime_rl.trainer.bridge import open_bridge
+from slime_rl.trainer.distributed import Layout
+from slime_rl.trainer.head import head_spec
+from slime_rl.trainer.model import build_models
+from slime_rl.trainer.optimizer import make_optimizer, make_scheduler, wrap_ddp
+from slime_rl.trainer.plugins import MODEL_CONVERSION
+from slime_rl.trainer.reference import ReferenceWeights
+from slime_rl.trainer.step import TrainState
+
+SAME_SHAPE = (
+    "model_type",
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+)
+
+
+def build_state(config: Config, layout: Layout, device: torch.device) -> tuple[TrainState, Any]:
+    """(state, weight conversion): model with the checkpoint's weights, reference, DDP, optimizer and schedule.
+
+    Raises:
+        ValueError: parallel sizes, a reference or a checkpoint that do not fit the model.
+    """
+    path, args = config.model.hf_checkpoint, parse_megatron_args(config.model.megatron_args)
+    bridge = open_bridge(config, path)
+    _check_shape(config, bridge.config)
+    conversion = MODEL_CONVERSION.load(config.model.model_conversion_path)(config, path)
+    models = build_models(config, bridge, layout, device)
+    reference = None
+    if config.algorithm.needs_reference:
+        _check_reference(config)
+        conversion.load_weights(models, config.model.reference_path)
+        reference = ReferenceWeights(models)
+    conversion.load_weights(models, path)
+    wrapped = wrap_ddp(models, bridge.config, args)
+    optimizer = make_optimizer(config, wrapped, args)
+    temperature = 1.0 if config.train.loss == "sft" else config.sampling.rollout_temperature
+    head = head_spec(layout.tp.group, layout.tp.rank, layout.tp.size, bridge.vocab_size, temperature)
+    state = TrainState(
+        config=config,
+        layout=layout,
+        device=device,
+        models=wrapped,
+        optimizer=optimizer,
+        scheduler=make_scheduler(config, optimizer),
+        head=head,
+        hidden_size=bridge.config.hidden_size,
+        reference=reference,
+    )
+    dist.barrier()
+    return state, conversion
+
+
+def _check_shape(config: Config, transformer: Any) -> None:
+    """The model must divide over the workers; Megatron's own errors are assertions deep inside."""
+    tp, pp = config.parallel.tensor_model_parallel_size, config.parallel.pipeline_model_parallel_size
+    ep = config.parallel.expert_model_parallel_size
+    chunks = pp * (transformer.virtual_pipeline_model_parallel_size or 1)
+    rules = [
+        ("--tensor-model-parallel-size", tp, "attention heads", transformer.num_attention_heads),
+        ("--tensor-model-parallel-size", tp, "key-value heads", transformer.num_query_groups),
+        ("--tensor-model-parallel-size", tp, "channels of the MLP", transformer.ffn_hidden_size),
+        ("--pipeline-model-parallel-size", chunks, "layers", transformer.num_layers),
+    ]
+    if transformer.num_moe_experts:
+        rules.append(("--expert-model-parallel-size", ep, "experts", transformer.num_moe_experts))
+        needs_sp = tp > 1 and not config.parallel.sequence_parallel
+        if needs_sp:
+            raise ValueError(
+                "--sequence-parallel must be on for a mixture of experts with --tensor-model-parallel-size > 1"
+            )
+    elif ep > 1:
+        raise ValueError(f"--expert-model-parallel-size must be 1 for a model without experts, got {ep}")
+    for flag, size, what, count in rules:
+        if count % size:
+            raise ValueError(
+                f"{flag} must divide the model's {count} {what} (largest: {math.gcd(count, size)}), got {size}"
+            )
+
+
+def _check_reference(config: Config) -> None:
+    """--ref-load must have the architecture of --hf-checkpoint, since it takes turns with it in the same modules."""
+    if config.model.reference_path == config.model.hf_checkpoint:
+        return
+    policy, reference = (
+        AutoConfig.from_pretrained(p, trust_remote_code=config.model.trust_remote_code)
+        for p in (config.model.hf_checkpoint, config.model.reference_path)
+    )
+    for name in SAME_SHAPE:
+        ours, theirs = getattr(policy, name, None), getattr(reference, name, None)
+        if ours != theirs:
+            raise ValueError(
+                f"--ref-load must have the shape of --hf-checkpoint: its {name} is {theirs!r}, the policy's {ours!r}"
+            )

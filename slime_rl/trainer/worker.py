@@ -1,0 +1,167 @@
+"""The worker that trains: a plain class, one per process, that the cluster wraps.
+
+    TrainWorker(config, rank, …)
+        device, threads, stand-ins ─► process groups ─► model from config.json ─► weights ─► DDP, optimizer, schedule
+    .train(step, batch)            .compute_log_probs(batch, which)
+    .export_weights()              .save_hf(path)
+    .save(path, step, extra)       .load(path)
+    .offload() / .onload()
+
+Nothing of Megatron is imported before `prepare_process` has put the stand-ins in place, which is why the imports of its
+users stand inside methods.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from slime_rl.config import Config
+from slime_rl.trainer.device import prepare_process, resolve_device
+
+if TYPE_CHECKING:
+    from slime_rl.data.batches import RolloutBatch
+    from slime_rl.trainer.step import TrainState
+
+
+class TrainWorker:
+    """One rank of the Megatron train group. Every method but `metrics_peak_memory` is collective over all ranks."""
+
+    def __init__(
+        self,
+        config: Config,
+        rank: int,
+        world_size: int,
+        master_addr: str,
+        master_port: int,
+        local_rank: int = 0,
+    ) -> None:
+        """Join the group at master_addr:master_port and build the model with the weights of --hf-checkpoint.
+
+        Raises:
+            ValueError: flags, parallel sizes or a checkpoint that do not fit.
+        """
+        self.config, self.rank, self.world_size = config, rank, world_size
+        self.device_info = resolve_device(config.cluster.device)
+        self.device = self.device_info.torch_device(local_rank)
+        prepare_process(self.device_info, local_rank, config.cluster.train_threads_per_worker, world_size)
+        from slime_rl.trainer import distributed
+        from slime_rl.trainer.arguments import parse_megatron_args
+        from slime_rl.trainer.setup import build_state
+
+        layout = distributed.initialize(
+            config.parallel,
+            parse_megatron_args(config.model.megatron_args).transformer,
+            self.device_info,
+            rank,
+            world_size,
+            (master_addr, master_port),
+            local_rank,
+            config.train.seed,
+        )
+        self.state: TrainState
+        self.state, self.conversion = build_state(config, layout, self.device)
+        self._offloaded: Any = None
+
+    @property
+    def data_parallel_rank(self) -> int:
+        """Which of the batches of `split_for_data_parallel` this worker takes."""
+        return self.state.layout.dp.rank
+
+    def train(self, step: int, batch: RolloutBatch) -> dict[str, float]:
+        """Train on this data-parallel rank's share of a step's batch; metrics over the world, the same on every rank.
+
+        Raises:
+            NonFiniteError: a loss or gradient is NaN or infinite; names step, micro-batch and samples.
+            ValueError: a batch that does not fit.
+        """
+        from slime_rl.trainer.step import train_step
+
+        return train_step(self.state, step, batch)
+
+    def compute_log_probs(self, batch: RolloutBatch, which: Literal["policy", "reference"] = "policy") -> Tensor:
+        """Log-probs `[t]` float32 of the response tokens, in the order of the batch's samples, on the CPU.
+
+        Raises:
+            ValueError: the reference was asked for and the run has none.
+        """
+        from contextlib import nullcontext
+
+        from slime_rl.trainer.shard import make_shard
+        from slime_rl.trainer.step import make_micro_batches, pass_log_probs
+
+        reference = self.state.reference
+        if which == "reference" and reference is None:
+            raise ValueError("there is no reference model: neither --use-kl-loss nor --kl-coef asks for one")
+        shard = make_shard(self.config, batch, self.device)
+        micro_batches = make_micro_batches(self.state, shard, list(range(len(shard.sample_ids))))
+        use_reference = which == "reference" and reference is not None
+        with reference.swapped_into(self.state.models) if use_reference else nullcontext():
+            return pass_log_probs(self.state, shard, micro_batches).cpu()
+
+    def refresh_reference(self) -> None:
+        """Make the current policy the reference."""
+        if self.state.reference is not None:
+            self.state.reference.refresh(self.state.models)
+
+    def export_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """(Hugging Face name, full tensor on the worker's device), one at a time, in the same order on every rank.
+
+        A tensor may share memory with the model: read it before the next `train`.
+        """
+        yield from self.conversion.export_weights(self.state.models)
+
+    def save_hf(self, path: str | Path) -> None:
+        """Write a Hugging Face folder (weights, config, tokenizer, chat template) that transformers and SGLang load."""
+        from slime_rl.trainer.hf_export import save_hf
+
+        save_hf(self.export_weights(), Path(path), self.config, is_writer=self.rank == 0)
+
+    def save(self, path: str | Path, step: int, extra: dict[str, Any]) -> None:
+        """Write model, optimizer, schedule and random state into `path`; the caller makes the folder atomic."""
+        from slime_rl.trainer.checkpoint import save
+
+        save(self.state, Path(path), step, extra)
+
+    def load(self, path: str | Path) -> dict[str, Any]:
+        """Continue from a folder that `save` wrote, on any parallel layout; `{"step": …, "extra": …}`.
+
+        Raises:
+            ValueError: the folder holds no checkpoint, or one of another model.
+        """
+        from slime_rl.trainer.checkpoint import load
+
+        return load(self.state, Path(path))
+
+    def offload(self) -> None:
+        """Move weights, gradients and optimizer state to host memory; on a CPU they are there already, and stay."""
+        from slime_rl.trainer.offload import offload
+
+        if self.device_info.kind == "cuda" and self._offloaded is None:
+            self._offloaded = offload(self.state)
+
+    def onload(self) -> None:
+        """Undo `offload`."""
+        from slime_rl.trainer.offload import onload
+
+        if self._offloaded is not None:
+            onload(self._offloaded)
+            self._offloaded = None
+
+    def metrics_peak_memory(self) -> dict[str, float]:
+        """Peak memory of this process so far, in GiB."""
+        peak = {"perf/train_peak_rss_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
+        if self.device_info.kind == "cuda":
+            peak["perf/train_peak_gpu_gib"] = torch.cuda.max_memory_allocated(self.device) / 2**30
+        return peak
+
+    def shutdown(self) -> None:
+        """Leave the process group; the worker cannot be used afterwards."""
+        from slime_rl.trainer.distributed import shutdown
+
+        shutdown()

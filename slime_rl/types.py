@@ -1,0 +1,126 @@
+"""The records that pass between prompts, engines, rewards and the trainer. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Status(StrEnum):
+    """Where one sample stands."""
+
+    PENDING = "pending"  # nothing generated yet
+    COMPLETED = "completed"  # the policy ended it (EOS or a stop string)
+    TRUNCATED = "truncated"  # it ran into a length limit
+    ABORTED = "aborted"  # interrupted by us; may continue later with the rest of its budget
+    FAILED = "failed"  # generation or reward gave up on it; never trained on
+
+    @property
+    def is_finished(self) -> bool:
+        return self in (Status.COMPLETED, Status.TRUNCATED)
+
+
+@dataclass(kw_only=True)
+class Sample:
+    """One response to one prompt, token by token.
+
+    Shapes: L = prompt plus response tokens, R = response tokens. Invariant: `loss_mask`, `rollout_log_probs` and
+    `weight_versions` have R entries and `tokens` has `prompt_length + R`; only `append_tokens` makes R grow.
+    """
+
+    index: int  # unique over the run
+    group_index: int  # samples of one prompt share it
+    rollout_id: int  # samples that came out of one episode share it and count once; equals index for a single turn
+    prompt: str | list[dict[str, Any]]  # text, or chat messages
+    label: Any = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    tokens: list[int] = field(default_factory=list)  # [L]
+    prompt_length: int = 0
+    response: str = ""
+    loss_mask: list[int] = field(default_factory=list)  # [R] 1 = trained on, 0 = tool or environment text
+    rollout_log_probs: list[float] = field(default_factory=list)  # [R] natural log, from the engine
+    weight_versions: list[int] = field(default_factory=list)  # [R] from the engine's answer, -1 where no model sampled
+    reward: float | None = None
+    reward_info: dict[str, Any] = field(default_factory=dict)
+    status: Status = Status.PENDING
+
+    @property
+    def response_length(self) -> int:
+        return len(self.loss_mask)
+
+    @property
+    def response_tokens(self) -> list[int]:
+        return self.tokens[self.prompt_length :]
+
+    def set_prompt_tokens(self, tokens: list[int]) -> None:
+        """Start the sample from its tokenised prompt `[P]`; allowed only before anything is generated."""
+        if self.loss_mask:
+            sampled = len(self.loss_mask)
+            raise ValueError(f"sample {self.index}: prompt tokens cannot change after {sampled} were sampled")
+        self.tokens = list(tokens)
+        self.prompt_length = len(tokens)
+
+    def append_tokens(
+        self,
+        tokens: list[int],
+        *,
+        log_probs: list[float] | None = None,
+        versions: list[int] | None = None,
+        trained: bool = True,
+    ) -> None:
+        """Append `[n]` tokens to the response and keep every `[R]` field aligned.
+
+        Sampled tokens bring `log_probs` and `versions`; environment text passes `trained=False` and neither.
+        """
+        n = len(tokens)
+        if log_probs is None and versions is None and not trained:
+            log_probs, versions = [0.0] * n, [-1] * n
+        if log_probs is None or versions is None or len(log_probs) != n or len(versions) != n:
+            have = (n, None if log_probs is None else len(log_probs), None if versions is None else len(versions))
+            raise ValueError(
+                f"sample {self.index}: tokens, log-probs and versions must have equal lengths, got {have}; "
+                "pass trained=False for text that no model sampled"
+            )
+        self.tokens.extend(tokens)
+        self.loss_mask.extend([int(trained)] * n)
+        self.rollout_log_probs.extend(log_probs)
+        self.weight_versions.extend(versions)
+
+
+@dataclass(kw_only=True)
+class Group:
+    """All samples of one prompt; the unit that the data buffer keeps account of.
+
+    `group_index` is stable: it is given when the prompt is first reserved and survives restarts.
+    """
+
+    group_index: int
+    source_index: int  # row of the prompt source
+    epoch: int
+    samples: list[Sample]
+    attempts: int = 0  # how often generation was started for it
+
+    @property
+    def oldest_version(self) -> int | None:
+        """Lowest weight version that sampled any token of the group; None before generation."""
+        versions = [v for s in self.samples for v in s.weight_versions if v >= 0]
+        return min(versions) if versions else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """One row of a prompt source after reading and checking."""
+
+    source_index: int
+    prompt: str | list[dict[str, Any]]
+    label: Any
+    metadata: dict[str, Any]
+
+
+@dataclass(kw_only=True)
+class RolloutOutput:
+    """What a rollout function returns for one step: the groups to train on and its metrics."""
+
+    groups: list[Group]
+    metrics: dict[str, float]

@@ -1,0 +1,101 @@
+"""Weights by broadcast: trainer and every rank of every engine form one process group, gloo on CPU and NCCL on GPU.
+
+    rank 0: the trainer      rank 1 … S: engine 0      rank S+1 … 2S: engine 1      (S = tensor-parallel size)
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from concurrent.futures import Future
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import distributed_c10d
+
+from slime_rl.weight_sync.bucket import FlatBuffer, Slot
+from slime_rl.weight_sync.session import EngineSession
+
+GROUP_TIMEOUT_S = 120.0
+POLL_S = 0.002
+
+
+class DistributedTransport:
+    """Broadcasts flat buffers; the group is made at the first one, when the device is known."""
+
+    def __init__(self, engines: EngineSession, num_shards: int, host: str) -> None:
+        self.engines, self.num_shards, self.host = engines, num_shards, host
+        self.group_name = f"slime_{uuid.uuid4().hex[:8]}"  # an engine may still hold the group of an earlier run
+        self._group: dist.ProcessGroup | None = None
+        self._store: dist.TCPStore | None = None
+
+    def make_buffer(self) -> FlatBuffer:
+        return FlatBuffer(lambda num_bytes, device: torch.empty(num_bytes, dtype=torch.uint8, device=device))
+
+    def post(self, flat: Tensor, slots: list[Slot], version: str) -> Future[Any]:
+        """See Transport.post. Returns when the bytes have left; the engines then load them.
+
+        Raises:
+            EngineError: an engine refused, or ended while it received.
+        """
+        if self._group is None:
+            self._group = self._make_group("nccl" if flat.is_cuda else "gloo")
+        names = [slot.name for slot in slots]
+        dtypes = [str(slot.dtype).removeprefix("torch.") for slot in slots]
+        shapes = [list(slot.shape) for slot in slots]
+        answers = self.engines.start(
+            lambda engine, _: engine.update_from_distributed(
+                names, dtypes, shapes, group=self.group_name, version=version
+            )
+        )
+        options = dist.BroadcastOptions()
+        options.rootRank = options.rootTensor = 0
+        work = self._group.broadcast([flat], options)
+        while not work.is_completed():
+            if answers.done():
+                answers.result()  # an engine that fails leaves the broadcast waiting: raise its error instead
+            time.sleep(POLL_S)
+        work.wait()
+        return answers
+
+    def close(self) -> None:
+        """Leave the group. Idempotent; engines that are gone are not asked."""
+        if self._group is None:
+            return
+        dist.destroy_process_group(self._group)
+        self._group = self._store = None
+
+    def _make_group(self, backend: str) -> dist.ProcessGroup:
+        """The same steps, prefixes included, as SGLang's side takes: a store of our own and torch's inner constructor.
+        The public one would make it the default group, which belongs to the trainer."""
+        world_size = 1 + len(self.engines.controls) * self.num_shards
+        timeout = timedelta(seconds=GROUP_TIMEOUT_S)
+        self._store = dist.TCPStore(
+            self.host, 0, world_size, is_master=True, timeout=timeout, wait_for_workers=False, multi_tenant=True
+        )
+        port = self._store.port
+        joined = self.engines.start(
+            lambda engine, index: engine.join_update_group(
+                self.host,
+                port,
+                rank=1 + index * self.num_shards,
+                world_size=world_size,
+                group=self.group_name,
+                backend=backend,
+            )
+        )
+        group, _ = distributed_c10d._new_process_group_helper(
+            world_size,
+            0,
+            [],
+            dist.Backend(backend),
+            dist.PrefixStore(self.group_name, self._store),
+            group_name=self.group_name,  # type: ignore[arg-type]
+            timeout=timeout,
+        )
+        distributed_c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(world_size)}
+        joined.result()
+        return group

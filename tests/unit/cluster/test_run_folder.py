@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from factories import make_config
+
+from slime_rl.cluster.run_folder import run_folder
+
+
+def test_two_runs_cannot_share_a_folder(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    with run_folder(config), pytest.raises(ValueError, match="another run is using this folder"), run_folder(config):
+        pass
+
+
+def test_results_are_not_overwritten_unasked(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    with run_folder(config) as folder:
+        (folder / "metrics.jsonl").write_text("{}")
+    with pytest.raises(ValueError, match=r"already holds a run \(metrics\.jsonl\); add --overwrite"), run_folder(config):
+        pass
+
+
+def test_overwrite_removes_outputs_and_nothing_else(tmp_path: Path) -> None:
+    config = make_config(tmp_path, "--overwrite")
+    with run_folder(config) as folder:
+        (folder / "metrics.jsonl").write_text("{}")
+        (folder / "hf").mkdir()
+        (folder / "my_notes.txt").write_text("mine")
+    with run_folder(config) as folder:
+        assert not (folder / "metrics.jsonl").exists() and not (folder / "hf").exists()
+        assert (folder / "my_notes.txt").read_text() == "mine"
+
+
+def test_resume_keeps_everything(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    with run_folder(config) as folder:
+        (folder / "metrics.jsonl").write_text("{}")
+        (folder / "checkpoints").mkdir()
+    with run_folder(make_config(tmp_path, "--load", str(folder / "checkpoints"))):
+        assert (folder / "metrics.jsonl").exists()

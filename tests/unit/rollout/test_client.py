@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from scripted_engine import answer, scripted_engine
+
+from slime_rl.rollout.client import EngineClient
+
+
+def test_generate_returns_exactly_what_was_sampled() -> None:
+    async def go() -> None:
+        async with scripted_engine(lambda body: answer([7, 8, 2], "ab", version="3")) as (url, received):
+            async with EngineClient(url, max_in_flight=4, timeout_s=5) as client:
+                result = await client.generate([1, 2], {"max_new_tokens": 3})
+        assert (result.tokens, result.log_probs, result.versions) == ([7, 8, 2], [-0.5] * 3, [3, 3, 3])
+        assert (result.text, result.finish_reason) == ("ab", "stop")
+        assert received[0]["input_ids"] == [1, 2] and received[0]["return_logprob"] is True
+
+    asyncio.run(go())
+
+
+def test_bad_request_fails_at_once() -> None:
+    async def go() -> None:
+        async with scripted_engine(lambda body: 400) as (url, received):
+            async with EngineClient(url, max_in_flight=4, timeout_s=30) as client:
+                with pytest.raises(ValueError, match="refused the request: HTTP 400: scripted failure"):
+                    await client.generate([1], {})
+        assert len(received) == 1
+
+    asyncio.run(go())
+
+
+def test_server_errors_are_retried_until_one_answer_comes() -> None:
+    statuses = iter([503, 500])
+
+    async def go() -> None:
+        async with scripted_engine(lambda body: next(statuses, answer([5]))) as (url, received):
+            async with EngineClient(url, max_in_flight=4, timeout_s=10) as client:
+                result = await client.generate([1], {})
+                assert client.num_retries == 2
+        assert result.tokens == [5] and len(received) == 3
+
+    asyncio.run(go())
+
+
+def test_retries_end_at_the_deadline_with_the_last_failure() -> None:
+    async def go() -> None:
+        async with scripted_engine(lambda body: 503) as (url, _):
+            async with EngineClient(url, max_in_flight=4, timeout_s=0.5) as client:
+                with pytest.raises(TimeoutError, match=r"--request-timeout-s 0\.5; last: HTTP 503"):
+                    await client.generate([1], {})
+
+    asyncio.run(go())
+
+
+def test_unreachable_engine_ends_at_the_deadline() -> None:
+    async def go() -> None:
+        async with EngineClient("http://127.0.0.1:9", max_in_flight=1, timeout_s=0.3) as client:
+            with pytest.raises(TimeoutError, match="ClientConnectorError"):
+                await client.generate([1], {})
+
+    asyncio.run(go())
+
+
+def test_answer_with_missing_log_probs_is_refused() -> None:
+    broken = answer([1, 2])
+    broken["meta_info"]["output_token_logprobs"].pop()
+
+    async def go() -> None:
+        async with scripted_engine(lambda body: broken) as (url, _):
+            async with EngineClient(url, max_in_flight=1, timeout_s=5) as client:
+                with pytest.raises(ValueError, match="2 tokens but 1 log-probs"):
+                    await client.generate([1], {})
+
+    asyncio.run(go())
+
+
+def test_no_more_requests_are_in_flight_than_allowed() -> None:
+    now, most = 0, 0
+
+    async def slow(body: dict[str, object]) -> dict[str, object]:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0.02)
+        now -= 1
+        return answer([1])
+
+    async def go() -> None:
+        async with scripted_engine(slow) as (url, received):
+            async with EngineClient(url, max_in_flight=3, timeout_s=10) as client:
+                await asyncio.gather(*(client.generate([1], {}) for _ in range(12)))
+        assert most == 3 and len(received) == 12
+
+    asyncio.run(go())

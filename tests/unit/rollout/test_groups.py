@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from factories import make_config
+from scripted_engine import answer, scripted_engine
+
+from slime_rl.rollout.client import EngineClient
+from slime_rl.rollout.groups import GroupRunner, set_rewards
+from slime_rl.rollout.runtime import RolloutRuntime, use_runtime
+from slime_rl.types import Group, Sample, Status
+
+
+async def length_reward(config: Any, group: list[Sample]) -> list[float]:
+    return [float(s.response_length) for s in group]
+
+
+async def broken_reward(config: Any, group: list[Sample]) -> list[float]:
+    return [1 / 0 for _ in group]
+
+
+async def two_args_short(config: Any) -> list[float]:
+    return []
+
+
+def sync_reward(config: Any, group: list[Sample]) -> list[float]:
+    return []
+
+
+def make_group(size: int = 2) -> Group:
+    samples = [Sample(index=i, group_index=0, rollout_id=i, prompt="p", tokens=[1, 2], prompt_length=2) for i in range(size)]
+    return Group(group_index=0, source_index=0, epoch=0, samples=samples)
+
+
+def run_group(config: Any, group: Group, reply: Any) -> str | None:
+    async def go() -> str | None:
+        async with scripted_engine(reply) as (url, _), EngineClient(url, max_in_flight=8, timeout_s=5) as client:
+            with use_runtime(RolloutRuntime(client=client, tokenizer=None)):
+                return await GroupRunner(config).run(group, {"max_new_tokens": 4})
+
+    return asyncio.run(go())
+
+
+def test_group_gets_tokens_versions_and_rewards(tmp_path: Path) -> None:
+    config = make_config(tmp_path, "--reward-function-path", "test_groups:length_reward")
+    group = make_group()
+    assert run_group(config, group, lambda body: answer([5, 6, 2], "xy", version="4")) is None
+    for sample in group.samples:
+        assert sample.tokens == [1, 2, 5, 6, 2] and sample.loss_mask == [1, 1, 1]
+        assert sample.weight_versions == [4, 4, 4] and sample.reward == 3.0 and sample.status is Status.COMPLETED
+
+
+def test_length_stop_is_truncated(tmp_path: Path) -> None:
+    config = make_config(tmp_path, "--reward-function-path", "test_groups:length_reward")
+    group = make_group(1)
+    run_group(config, group, lambda body: answer([5], reason="length"))
+    assert group.samples[0].status is Status.TRUNCATED
+
+
+def test_reward_that_raises_names_flag_error_and_line(tmp_path: Path) -> None:
+    config = make_config(tmp_path, "--reward-function-path", "test_groups:broken_reward")
+    with pytest.raises(ValueError, match=r"test_groups:broken_reward raised ZeroDivisionError.*test_groups\.py:\d+"):
+        run_group(config, make_group(), lambda body: answer([5]))
+
+
+def test_reward_that_raises_can_drop_the_group(tmp_path: Path) -> None:
+    config = make_config(tmp_path, "--reward-function-path", "test_groups:broken_reward", "--rollout-error", "drop")
+    assert run_group(config, make_group(), lambda body: answer([5])) == "error_ValueError"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("two_args_short", r"called as \(config, group\)"), ("sync_reward", "must be `async def`"), ("absent", "has no 'absent'")],
+)
+def test_reward_of_wrong_shape_fails_before_anything_runs(tmp_path: Path, name: str, message: str) -> None:
+    config = make_config(tmp_path, "--reward-function-path", f"test_groups:{name}")
+    with pytest.raises(ValueError, match=message):
+        GroupRunner(config)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([1.0], "one value for each of the 2 samples, got 1 values"),
+        (1.0, "got a float"),
+        ([1.0, None], "finite numbers, got None for sample 1"),
+        ([1.0, float("nan")], "finite numbers, got nan"),
+        ([1.0, {"acc": 1}], "without 'score'"),
+    ],
+)
+def test_odd_reward_values_are_named(tmp_path: Path, values: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        set_rewards(make_config(tmp_path), make_group().samples, values)
+
+
+def test_reward_dict_keeps_its_other_entries(tmp_path: Path) -> None:
+    group = make_group(1)
+    set_rewards(make_config(tmp_path), group.samples, [{"score": 0.0, "format": 1.0}])
+    assert group.samples[0].reward == 0.0 and group.samples[0].reward_info == {"format": 1.0}
