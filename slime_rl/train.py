@@ -41,17 +41,28 @@ class Run:
     console: Console
     timer: PhaseTimer
     accuracies: list[tuple[int, float]] = field(default_factory=list)  # (finished steps, accuracy of the first set)
+    engine_version: int | None = None  # what the engines serve now; None before the first sync
 
     def evaluate(self, step: int) -> None:
         """Score the held-out prompts with the weights after `step` finished steps."""
         if not self.config.evaluation.datasets:
             return
+        self.sync_weights(step)
         with self.timer.phase("evaluate"):
             metrics, samples = self.cluster.rollout.evaluate()
         self.trackers.log(step, metrics)
         self.trackers.log_samples(step, samples)
         self.console.evaluation(step, metrics)
         self.accuracies.append((step, metrics[f"eval/{self.config.evaluation.datasets[0][0]}/accuracy"]))
+
+    def sync_weights(self, version: int) -> dict[str, float]:
+        """Give the engines the weights of `version` unless they have them."""
+        if version == self.engine_version:
+            return {}
+        with self.timer.phase("sync"):
+            report = self.cluster.sync_weights(version)
+        self.engine_version = version
+        return report
 
     @property
     def reached_target(self) -> bool:
@@ -67,8 +78,7 @@ def train(run: Run) -> int:
     """Run every remaining step; returns the number of finished steps."""
     config, cluster, timer = run.config, run.cluster, run.timer
     start = cluster.restore()
-    with timer.phase("sync"):
-        cluster.sync_weights(start)
+    run.sync_weights(start)
     run.evaluate(start)
     finished = start
     for step in range(start, config.train.num_steps):
@@ -81,9 +91,10 @@ def train(run: Run) -> int:
         with timer.phase("train"), cluster.training():
             metrics = cluster.actor.train(step, taken["shards"])
         finished = step + 1
-        with timer.phase("sync"):
+        with timer.phase("commit"):
             cluster.rollout.commit(step)
-            metrics |= cluster.sync_weights(finished)
+        if config.train.loss != "sft":  # supervised steps need no engine; an evaluation asks for the weights itself
+            metrics |= run.sync_weights(finished)
         if _save_is_due(config, finished):
             with timer.phase("save"):
                 cluster.save(finished)

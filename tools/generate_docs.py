@@ -27,20 +27,20 @@ FLAGS_HEAD = f"""# Flags
 
 {NOTE}
 
-Every flag of `python -m slime_rl.train`. A flag that is not here is an error, unless it starts with one of three prefixes:
-`--sglang-NAME` goes to the SGLang server, `--router-NAME` to sglang-router, `--megatron-NAME` sets a field of Megatron's
-configuration. A switch `--name` is turned off by `--no-name`. The same names, with `-` or `_`, are the keys of a YAML file
-given as `--config FILE`; what is typed on the command line wins over the file.
+Every flag of `python -m slime_rl.train`. A flag that is not here is an error, unless it starts with one of three
+prefixes: `--sglang-NAME` goes to the SGLang server, `--router-NAME` to sglang-router, `--megatron-NAME` sets a field of
+Megatron's configuration. A switch `--name` is turned off by `--no-name`. The same names, with `-` or `_`, are the keys
+of a YAML file given as `--config FILE`; what is typed on the command line wins over the file.
 """
 
 METRICS_HEAD = f"""# Metrics
 
 {NOTE}
 
-Every line of `RUN_DIR/metrics.jsonl` is one JSON object with `step`, `time_s` (seconds of running, over resumes) and some
-of these metrics; TensorBoard gets the same. A part in `<…>` differs. `train/`, `rollout/`, `timing_s/`, `perf/`, `buffer/`
-and `sync/` carry the number of the step they belong to, counted from 0; `eval/` carries the number of steps done before it,
-so that `eval/` at step 0 is the model as it came. A value that is not finite is written as `null`.
+Every line of `RUN_DIR/metrics.jsonl` is one JSON object with `step`, `time_s` (seconds of running, over resumes) and
+some of these metrics; TensorBoard gets the same. A part in `<…>` differs. `train/`, `rollout/`, `timing_s/`, `perf/`,
+`buffer/` and `sync/` carry the number of the step they belong to, counted from 0; `eval/` carries the number of steps
+done before it, so that `eval/` at step 0 is the model as it came. A value that is not finite is written as `null`.
 """
 
 

@@ -204,8 +204,12 @@ class LedgerBuffer:
         aside: list[tuple[Any, int]] = []
         while len(chosen) < num_groups:
             entry = heapq.heappop(self._ranked)
-            if self.ledger.state_of(entry[1]) is State.GENERATED:
-                (aside if entry[1] in spoken_for else chosen).append(entry if entry[1] in spoken_for else entry[1])
+            if self.ledger.state_of(entry[1]) is not State.GENERATED:
+                continue  # dropped since it was ranked
+            if entry[1] in spoken_for:
+                aside.append(entry)
+            else:
+                chosen.append(entry[1])
         for entry in aside:
             heapq.heappush(self._ranked, entry)
         return chosen

@@ -20,7 +20,7 @@ from slime_rl.data.codec import decode, encode
 from slime_rl.data.proto import DataProto, object_array
 from slime_rl.data.ragged import Ragged
 from slime_rl.data.samples import from_samples, to_samples
-from slime_rl.data.storage import flatten_tensors, load_tensors, sync_file
+from slime_rl.data.storage import flatten_tensors, load_tensors
 from slime_rl.types import Group
 
 _OBJECTS = ("prompt", "label", "metadata", "response", "reward_info", "status")
@@ -100,13 +100,12 @@ class PackedGroups:
         return len(self.groups)
 
     def save(self, path: Path) -> None:
-        """One safetensors file, whole or not at all."""
+        """One safetensors file, whole or not at all. Not synced: a resume takes groups from the checkpoint."""
         aside = path.with_name(path.name + ".partial")
         flat = {f"samples/{key}": value for key, value in flatten_tensors(self.samples).items()}
         flat |= {f"groups/{key}": value for key, value in flatten_tensors(self.groups).items()}
         try:
             save_file(flat, aside)
-            sync_file(aside)
             aside.rename(path)
         finally:
             aside.unlink(missing_ok=True)

@@ -80,7 +80,8 @@ class PayloadStore:
             self._pack_fresh()
         if self.budget_bytes is not None and self.memory_bytes > self.budget_bytes:
             self._pack_fresh()
-            self._spill(self.budget_bytes // 2)
+            if self.memory_bytes > self.budget_bytes:
+                self._spill(self.budget_bytes // 2)  # to half, so that files hold many groups
 
     def get_many(self, group_indices: Sequence[int]) -> list[Group]:
         """The groups of these indices, in their order; files are read, and groups stay where they are."""
@@ -167,7 +168,7 @@ class PayloadStore:
             self._add_block(packed)
 
     def _spill(self, target_bytes: int) -> None:
-        """Move whole blocks into one new file until memory holds `target_bytes`; the youngest first, they train last."""
+        """Move whole blocks into one new file until memory holds `target_bytes`; the youngest go first."""
         chosen: list[_Block] = []
         left = self.memory_bytes
         for block in reversed(self._blocks.values()):

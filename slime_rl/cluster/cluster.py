@@ -1,8 +1,8 @@
 """Everything a run starts, as one context: placement, train group, engines, router, rollout manager.
 
-    cluster.start()                 all at once; the first failure ends it
-    with cluster:                   leaving the block ends every process
-        cluster.rollout · cluster.actor · cluster.training() · cluster.save(step) · cluster.restore()
+cluster.start()                 all at once; the first failure ends it
+with cluster:                   leaving the block ends every process
+    cluster.rollout · cluster.actor · cluster.training() · cluster.save(step) · cluster.restore()
 """
 
 from __future__ import annotations

@@ -38,7 +38,9 @@ class EngineGroup:
         self.urls: list[str] = []
         self.router = RouterProcess(config, config.run_dir)
         self.actors: list[Any] = [
-            ray.remote(EngineActor).options(**placement.engine_options(index)).remote(config, index, str(config.run_dir))
+            ray.remote(EngineActor)
+            .options(**placement.engine_options(index))
+            .remote(config, index, str(config.run_dir))
             for index in range(config.cluster.rollout_num_engines)
         ]
 

@@ -28,7 +28,10 @@ def explain(error: BaseException) -> tuple[str, bool]:
         return text, True
     if isinstance(cause, ray.exceptions.RayActorError):
         first = text.splitlines()[0]
-        return f"a process of the run died: {first} See the logs folder of the run; out of memory is the usual reason.", False
+        return (
+            f"a process of the run died: {first} See the logs folder of the run; out of memory is the usual reason.",
+            False,
+        )
     return f"{type(cause).__name__}: {text}", False
 
 

@@ -37,7 +37,9 @@ class Placement:
         else:
             self.train = _reserve([_bundle(1, self.gpus_per_worker)] * workers, config.cluster.start_timeout_s)
             self.rollout = (
-                _reserve([_bundle(1, self.gpus_per_engine)] * engines, config.cluster.start_timeout_s) if engines else None
+                _reserve([_bundle(1, self.gpus_per_engine)] * engines, config.cluster.start_timeout_s)
+                if engines
+                else None
             )
 
     def train_options(self, rank: int) -> dict[str, Any]:

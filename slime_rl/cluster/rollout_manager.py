@@ -1,7 +1,7 @@
 """The rollout side's brain, one Ray actor: owns buffer, prompt source, rollout tasks and evaluation.
 
-    submit_through(s) ──► one task a step, in order ──► take(s): a batch per data-parallel rank, and metrics
-                                                         commit(s): the optimizer has used it
+submit_through(s) ──► one task a step, in order ──► take(s): a batch per data-parallel rank, and metrics
+                                                     commit(s): the optimizer has used it
 """
 
 from __future__ import annotations

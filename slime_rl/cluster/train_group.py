@@ -33,7 +33,7 @@ class TrainActor:
         return self.worker.train(step, batch)
 
     def connect_engines(self, urls: list[str]) -> None:
-        from slime_rl.weight_sync import make_sender
+        from slime_rl.weight_sync.sender import make_sender
 
         self.sender = make_sender(self.config, urls) if self.rank == 0 else None
 

@@ -60,12 +60,9 @@ def pack(
     costs = [estimate_flops(n, hidden_size) for n in lengths]
     fallback = _best_fit(lengths, order, max_tokens)
     fewest = max(-(-sum(lengths) // max_tokens), min_batches)
-    for count in _counts_to_try(fewest, max(len(fallback), min_batches), multiple, len(lengths)):
-        batches = _spread(lengths, costs, order, max_tokens, count)
-        if batches is not None:
-            break
-    else:
-        batches = _split_up(fallback, costs, count)
+    counts = _counts_to_try(fewest, max(len(fallback), min_batches), multiple, len(lengths))
+    spread = (_spread(lengths, costs, order, max_tokens, count) for count in counts)
+    batches = next((found for found in spread if found is not None), None) or _split_up(fallback, costs, counts[-1])
     return sorted(sorted(batch) for batch in batches)
 
 

@@ -35,6 +35,8 @@ def engine_environment(device: Literal["cpu", "cuda"], num_shards: int) -> dict[
     """For one SGLang server whose model is cut into `num_shards` (its tensor-parallel size)."""
     if device == "cuda":
         return program_environment(ENGINE)
-    cores = sorted(os.sched_getaffinity(0))
-    binding = "all" if num_shards == 1 else "|".join(str(cores[rank % len(cores)]) for rank in range(num_shards))
-    return program_environment({**ENGINE, **ENGINE_ON_CPU, "SGLANG_CPU_OMP_THREADS_BIND": binding})
+    variables = ENGINE | ENGINE_ON_CPU
+    if num_shards > 1:  # SGLang wants to be told which core each shard is bound to
+        cores = sorted(os.sched_getaffinity(0))
+        variables["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(str(cores[n % len(cores)]) for n in range(num_shards))
+    return program_environment(variables)

@@ -42,7 +42,7 @@ class SupervisedProcess:
             raise RuntimeError(f"{self.argv[0]} runs already as process {self._process.pid}")
         self._exit_code = None
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        self._scratch = tempfile.mkdtemp(prefix="slime_")  # short: Unix sockets below it have 107 characters
+        self._scratch = tempfile.mkdtemp(prefix="slime_p_")  # short: Unix sockets below it have 107 characters
         read_fd, self._control_fd = os.pipe()
         try:
             with self.log_path.open("wb") as log:

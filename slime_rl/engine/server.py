@@ -15,13 +15,13 @@ from slime_rl.engine.device import engine_device
 from slime_rl.engine.environment import engine_environment
 from slime_rl.engine.ports import free_port
 from slime_rl.engine.process import SupervisedProcess
+from slime_rl.engine.supervise import SGLANG_SHM_PREFIX
 
 logger = logging.getLogger(__name__)
 
 PORT_TRIES = 3  # between our choice of a port and SGLang's bind another process may take it
 PORT_TAKEN = ("address already in use", "EADDRINUSE")
 PROBE_TIMEOUT_S = 5.0
-LOAD_FILE_PREFIX = "sglang_loads_"  # SGLang leaves this file in /dev/shm, however it ends
 
 
 class EngineServer:
@@ -98,7 +98,7 @@ class EngineServer:
             [sys.executable, "-m", *program, *arguments],
             engine_environment(device, self.config.cluster.rollout_num_gpus_per_engine),
             self.log_path,
-            shm_prefix=LOAD_FILE_PREFIX,
+            shm_prefix=SGLANG_SHM_PREFIX,
         )
         self._process.start()
         self._url = f"http://{self.host}:{port}"
@@ -136,15 +136,15 @@ def answers(url: str) -> bool:
 
 
 def useful_lines(log: str, num_lines: int = 12) -> list[str]:
-    """The lines of a log that say what went wrong: the first exception's message and the last lines."""
+    """The lines of a log that say what went wrong: the messages of the first two exceptions, then the last lines."""
     lines = [line for line in log.splitlines() if line.strip()]
-    causes = []
+    causes: list[str] = []
     in_traceback = False
     for line in lines:
-        text = line.split("] ", 1)[-1] if line.startswith("[") else line
-        if text.startswith("Traceback"):
+        if "Traceback (most recent call last)" in line:
             in_traceback = True
         elif in_traceback and not line.startswith((" ", "\t")):
             causes.append(line)
             in_traceback = False
-    return list(dict.fromkeys(causes[:2] + lines[-num_lines:]))
+    last = lines[-num_lines:]
+    return [cause for cause in dict.fromkeys(causes[:2]) if cause not in last] + last

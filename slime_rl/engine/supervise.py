@@ -9,7 +9,9 @@ The supervisor is a child subreaper, so processes that lose their parent, or sta
 it and are found. The kernel kills the command when the supervisor itself is killed.
 
 Usage: python supervise.py CONTROL_FD OWNER_PID SCRATCH_DIR SHM_PREFIX COMMAND [ARG ...]
-At the end SCRATCH_DIR is removed, and the files /dev/shm/SHM_PREFIX* that the command mapped; "" for none.
+At the end SCRATCH_DIR is removed ("" for none), and of shared memory: the files /dev/shm/SHM_PREFIX* that the command
+mapped ("" for none), those of SGLang below other supervisors that are killed with the rest, and what torch shares by
+name, whose own keeper is killed too.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ OWNER_CHECK_S = 0.5  # the pipe alone does not tell when a fork of the owner sti
 OWNER_GONE_GRACE_S = 0.5  # enough for a server to unlink its files; nobody waits for its results any more
 SIGNALLED_GRACE_S = 5.0
 KILL_LIMIT_S = 10.0  # a process in uninterruptible sleep cannot be waited for without a bound
+SGLANG_SHM_PREFIX = "sglang_loads_"  # SGLang leaves this file in /dev/shm, however it ends
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -39,6 +42,7 @@ class Supervisor:
         self.control_fd, self.owner_pid = control_fd, owner_pid
         self.shm_prefix = shm_prefix
         self.shm_files: set[str] = set()
+        self.killed: set[int] = set()
         self.ended: dict[int, int] = {}  # exit status of every reaped process, by pid
         libc = ctypes.CDLL(None, use_errno=True)
         libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -56,9 +60,9 @@ class Supervisor:
             if not self.wait_for_child(grace_s):
                 send(self.child, signal.SIGKILL)
                 self.wait_for_child(KILL_LIMIT_S)
-        self.note_shared_memory()
+        self.note_shared_memory(SGLANG_SHM_PREFIX, self.shm_prefix)
         self.kill_descendants()
-        for path in self.shm_files:
+        for path in self.shm_files | torch_shared_memory(self.killed | set(self.ended)):
             remove_file(path)
         return self.ended.get(self.child, -signal.SIGKILL)
 
@@ -69,8 +73,8 @@ class Supervisor:
             readable, _, _ = select.select([self.control_fd, self.wake_fd], [], [], OWNER_CHECK_S)
             stopped = self.wake_fd in readable and set(os.read(self.wake_fd, 4096)) & set(STOP_SIGNALS)
             self.reap()
-            if not self.shm_files:  # looked for until seen: after a crash there is nobody left to ask
-                self.note_shared_memory()
+            if self.shm_prefix and not self.shm_files:  # until seen: after a crash there is nobody left to ask
+                self.note_shared_memory(self.shm_prefix)
             if self.child in self.ended:
                 return None
             if stopped:
@@ -85,12 +89,11 @@ class Supervisor:
             if os.getppid() != self.owner_pid:
                 return OWNER_GONE_GRACE_S
 
-    def note_shared_memory(self) -> None:
-        """Remember the shared-memory files of our own kind that a process below us has mapped."""
-        if self.shm_prefix:
-            wanted = f"/dev/shm/{self.shm_prefix}"
-            for pid in descendants(os.getpid()):
-                self.shm_files |= {path for path in mapped_files(pid) if path.startswith(wanted)}
+    def note_shared_memory(self, *prefixes: str) -> None:
+        """Remember the shared-memory files named so that a process below us has mapped."""
+        wanted = tuple(f"/dev/shm/{prefix}" for prefix in prefixes if prefix)
+        for pid in descendants(os.getpid()):
+            self.shm_files |= {path for path in mapped_files(pid) if path.startswith(wanted)}
 
     def reap(self) -> None:
         """Collect every ended child, orphans that were handed to us included."""
@@ -118,6 +121,7 @@ class Supervisor:
             left = descendants(os.getpid())
             if not left:
                 return
+            self.killed.update(left)
             for pid in left:
                 send(pid, signal.SIGKILL)
             time.sleep(0.01)
@@ -186,6 +190,14 @@ def mapped_files(pid: int) -> list[str]:
             return [line[line.index("/") :].strip() for line in file if "/" in line]
     except (FileNotFoundError, ProcessLookupError):
         return []
+
+
+def torch_shared_memory(pids: set[int]) -> set[str]:
+    """Files of tensors that these processes shared by name: torch calls them torch_PID_RANDOM_COUNTER."""
+    if not pids or not os.path.isdir("/dev/shm"):
+        return set()
+    owned = tuple(f"torch_{pid}_" for pid in pids)
+    return {f"/dev/shm/{name}" for name in os.listdir("/dev/shm") if name.startswith(owned)}
 
 
 def remove_file(path: str) -> None:

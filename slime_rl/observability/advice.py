@@ -21,16 +21,19 @@ class Advice:
     sentence: str
 
 
-def advise(history: History, *, rollout_ahead: int = 0) -> list[Advice]:
+def advise(
+    history: History, *, rollout_ahead: int = 0, run_phases_s: Mapping[str, float] | None = None
+) -> list[Advice]:
     """Findings from the metrics of the steps so far, oldest first, each mapping with its `step`.
 
-    Says nothing before `MIN_STEPS` steps. Metrics that a run does not have are simply not judged.
+    Says nothing before `MIN_STEPS` steps. Metrics that a run does not have are simply not judged. `run_phases_s` are
+    the seconds of the whole run by phase; they hold what lies between steps, such as evaluation.
     """
     recent = history[-WINDOW:]
     if len(recent) < MIN_STEPS:
         return []
     found = [rule(recent) for rule in _RULES]
-    found += [_idle(recent, rollout_ahead), _gap(history)]
+    found += [_idle(recent, rollout_ahead), _gap(history), _evaluation(run_phases_s or {})]
     return [advice for advice in found if advice is not None]
 
 
@@ -119,6 +122,18 @@ def _not_finite(recent: History) -> Advice | None:
     )
 
 
+def _evaluation(run_phases_s: Mapping[str, float]) -> Advice | None:
+    seconds = run_phases_s.get("evaluate", 0.0)
+    total = sum(s for phase, s in run_phases_s.items() if phase not in ("start", "export", "stop"))
+    if seconds <= 0.4 * total:
+        return None
+    return Advice(
+        topic="slow_evaluation",
+        sentence=f"{seconds / total:.0%} of the time goes into evaluation: try a larger --eval-interval, or fewer rows "
+        "as FILE@[0:N] in --eval-prompt-data.",
+    )
+
+
 def _phase_rule(phase: str, limit: float, cure: str) -> Callable[[History], Advice | None]:
     def rule(recent: History) -> Advice | None:
         share = _time_share(recent, phase)
@@ -136,7 +151,6 @@ _RULES: tuple[Callable[[History], Advice | None], ...] = (
     _clipped,
     _phase_rule("sync", 0.25, "a larger --rollout-batch-size (fewer updates per sample), or the other --weight-sync"),
     _phase_rule("save", 0.2, "a larger --save-interval"),
-    _phase_rule("eval", 0.4, "a larger --eval-interval, or fewer rows as FILE@[0:N] in --eval-prompt-data"),
 )
 
 

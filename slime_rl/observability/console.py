@@ -81,7 +81,10 @@ class Console:
     def phase(self, name: str | None) -> None:
         """The phase that runs now; None between phases. Shown in the live panel only."""
         with self._lock:
-            self._view.phase, self._view.phase_since = name, self._clock()
+            view, now = self._view, self._clock()
+            if view.phase is not None:
+                view.phases_s[view.phase] = view.phases_s.get(view.phase, 0.0) + now - view.phase_since
+            view.phase, view.phase_since = name, now
 
     def step(self, step: int, metrics: Mapping[str, float], sample: Sample | None = None) -> None:
         """`step` has ended with these metrics; `sample` is one to show."""
@@ -93,7 +96,7 @@ class Console:
             view.step_seconds.append(metrics.get("perf/step_s", 0.0) if first else now - self._last_step_end)
             self._last_step_end = now
             view.last_sample = sample or view.last_sample
-            view.advice = advise(view.history, rollout_ahead=self._rollout_ahead)
+            view.advice = advise(view.history, rollout_ahead=self._rollout_ahead, run_phases_s=view.phases_s)
             lines = [] if self._live else [step_line(view), *self._new_advice(step, view.advice)]
         for line in lines:
             self._print(line)

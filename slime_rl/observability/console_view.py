@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from slime_rl.observability.advice import Advice
-from slime_rl.observability.metrics import reward_value
+from slime_rl.observability.metrics import phase_of, reward_value
 from slime_rl.observability.timers import OTHER
 from slime_rl.observability.wording import duration, number, one_line, percent, sparkline
 from slime_rl.types import Sample
@@ -35,6 +35,7 @@ class RunView:
     evaluations: list[tuple[int, dict[str, float]]] = field(default_factory=list)  # (steps done, eval/* metrics)
     step_seconds: list[float] = field(default_factory=list)  # wall time from one finished step to the next
     advice: list[Advice] = field(default_factory=list)
+    phases_s: dict[str, float] = field(default_factory=dict)  # of the whole run, what lies between steps included
     phase: str | None = None
     phase_since: float = 0.0
     last_sample: Sample | None = None
@@ -44,7 +45,7 @@ class RunView:
     @property
     def steps_done(self) -> int:
         """Optimizer steps of the whole run that are done, those before a resume included."""
-        return self.start_step + len(self.history)
+        return int(self.history[-1]["step"]) + 1 if self.history else self.start_step
 
     @property
     def eta_s(self) -> float | None:
@@ -207,11 +208,11 @@ def _phase_words(metrics: Mapping[str, float]) -> str:
 
 
 def phase_shares(metrics: Mapping[str, float]) -> list[tuple[str, float]]:
-    """(phase, share of the step) in the order of the metrics."""
+    """(phase, share of the step) in the order of the metrics; parts of a phase are within it."""
     total = metrics.get("perf/step_s", 0.0)
     if total <= 0:
         return []
-    return [(n.removeprefix("timing_s/"), v / total) for n, v in metrics.items() if n.startswith("timing_s/")]
+    return [(phase, value / total) for name, value in metrics.items() if (phase := phase_of(name)) is not None]
 
 
 def _sample_words(sample: Sample, width: int) -> Text:

@@ -42,6 +42,7 @@ def _metric(name: str, unit: str, reduction: str, meaning: str) -> Metric:
 
 _LOSS = "weighted as --loss-aggregation says over the update, then mean over updates"
 _UPDATES = "mean over the step's optimizer updates"
+_TOKENS = "mean over trained tokens, then over updates"
 _SAMPLES = "mean over finished samples"
 
 # fmt: off
@@ -59,6 +60,26 @@ METRICS: tuple[Metric, ...] = (
     _metric("train/logprob_diff_max_abs", "nats", "max over trained tokens of the step", "Largest such difference."),
     _metric("train/tokens", "tokens", "sum over workers", "Prompt and response tokens that went through the trainer."),
     _metric("train/num_microbatches", "count", "sum over updates, per worker", "Packed micro-batches of the step."),
+    _metric("train/trained_tokens", "tokens", "sum over workers", "Response tokens with a loss."),
+    _metric("train/nll", "nats", "mean over trained tokens", "Negative log-likelihood of the label; --loss sft."),
+    _metric("train/advantages_mean", "-", "mean over trained tokens", "Mean token advantage; near 0 for group baselines."),
+    _metric("train/advantages_abs_mean", "-", "mean over trained tokens", "Their size: 0 means nothing is learnt."),
+    _metric("train/entropy_loss", "nats", _LOSS, "Entropy part of the loss, before --entropy-coef."),
+    _metric("train/behave_weight", "-", _TOKENS, "Decoupled PPO: weight of the behaviour policy."),
+    _metric("train/teacher_kl", "nats", _TOKENS, "KL to the teacher, for losses that have one."),
+    _metric("train/value_loss", "-", _LOSS, "Critic's loss."),
+    _metric("train/value_clipfrac", "share", _TOKENS, "Tokens whose value was clipped."),
+    _metric("train/value_mean", "reward", _TOKENS, "Critic's mean value."),
+    _metric("train/train_rollout_logprob_abs_diff", "nats", _TOKENS, "As logprob_diff_mean_abs, inside the loss."),
+    _metric("off_policy/weight", "-", _TOKENS, "Weight of --off-policy-correction."),
+    _metric("off_policy/rejected", "share", _TOKENS, "Tokens that the correction leaves out."),
+    _metric("off_policy/ratio", "-", _TOKENS, "Trainer's old over engine's probability; 1 where both agree."),
+    _metric("off_policy/ratio_max", "-", "max over trained tokens", "Largest such ratio."),
+    _metric("off_policy/ess", "share", "over the update", "Effective sample size: share of samples that still count."),
+    _metric("off_policy/chi2", "-", _TOKENS, "Chi-square divergence: mean squared ratio minus 1."),
+    _metric("off_policy/kl_k1", "nats", _TOKENS, "KL(engine, trainer) by estimator k1."),
+    _metric("off_policy/kl_k3", "nats", _TOKENS, "KL(engine, trainer) by estimator k3."),
+    _metric("off_policy/perplexity_ratio", "-", _TOKENS, "Perplexity of the sample by the trainer over that by the engine."),
     _metric("rollout/reward_mean", "reward", _SAMPLES, "Reward of the samples trained on; unscored ones are left out."),
     _metric("rollout/reward_std", "reward", "population standard deviation over finished samples", "Their spread."),
     _metric("rollout/reward_max", "reward", "max over finished samples", "Best reward."),
@@ -73,16 +94,28 @@ METRICS: tuple[Metric, ...] = (
             "Trainer's weight version minus the oldest version that sampled a token of the sample."),
     _metric("rollout/staleness_max", "versions", "max over finished samples", "Oldest sample of the step."),
     _metric("rollout/tokens_per_s", "tokens/s", "response tokens / seconds of the rollout", "Generation throughput."),
+    _metric("rollout/seconds", "s", "wall time", "From asking for the step's groups to having them all."),
+    _metric("rollout/wait_s", "s", "wall time", "How long training waited for them; less when generation runs ahead."),
+    _metric("rollout/reward_seconds", "s", "sum over groups", "Time in reward functions; groups overlap."),
+    _metric("rollout/sampling_rounds", "count", "sum over the step", "Times that prompts were asked for."),
+    _metric("rewards/<event>", "count", "sum since the start of the run",
+            "Calls of fenced reward code, and those that failed: timeouts, crashes, memory_failures, errors."),
     _metric("buffer/<state>", "groups", "value at the end of the step", "Groups in each state of the buffer's ledger."),
     _metric("buffer/dropped/<reason>", "groups", "sum since the start of the run", "Groups dropped so far, by reason."),
     _metric("eval/<name>/accuracy", "reward", "mean over samples", "Mean reward on the held-out set <name>."),
     _metric("eval/<name>/response_length_mean", "tokens", "mean over samples", "Response tokens on that set."),
     _metric("eval/<name>/truncated_fraction", "share", "mean over samples", "Its samples that hit a length limit."),
+    _metric("eval/<name>/num_prompts", "prompts", "count", "Rows of that set."),
+    _metric("eval/<name>/seconds", "s", "wall time", "How long its evaluation took."),
     _metric("eval/<name>/pass_at_k", "share", "mean over prompts",
             "Prompts with at least one full reward among --eval-n-samples-per-prompt samples."),
     _metric("timing_s/<phase>", "s", "sum over the step", "Driver's wall time in a phase; `other` is no phase."),
+    _metric("timing_s/<phase>/<part>", "s", "sum over the step", "Part of a phase, as a worker measures it."),
     _metric("perf/step_s", "s", "wall time", "Seconds of the whole step."),
     _metric("perf/tokens_per_s", "tokens/s", "train/tokens / perf/step_s", "Throughput of the whole loop."),
+    _metric("perf/train_tokens_per_s", "tokens/s", "train/tokens / seconds inside the worker", "Trainer's throughput."),
+    _metric("perf/train_peak_rss_gib", "GiB", "max since the start of the run", "Host memory of the first worker."),
+    _metric("perf/train_peak_gpu_gib", "GiB", "max since the start of the run", "GPU memory of the first worker."),
     _metric("perf/peak_rss_gib", "GiB", "max since the start of the run",
             "Host memory of the driver and all its children, Ray's included; shared pages count once."),
     _metric("sync/seconds", "s", "wall time", "Weight update from the trainer to all engines."),
@@ -94,6 +127,12 @@ METRICS: tuple[Metric, ...] = (
 def find_metric(name: str) -> Metric | None:
     """The documented metric that `name` is an instance of, or None."""
     return next((metric for metric in METRICS if metric.matches(name)), None)
+
+
+def phase_of(name: str) -> str | None:
+    """The phase that a metric times as a whole: `train` for timing_s/train, None for timing_s/train/optimizer."""
+    kind, _, phase = name.partition("/")
+    return phase if kind == "timing_s" and "/" not in phase else None
 
 
 def reward_value(reward: Any) -> float | None:

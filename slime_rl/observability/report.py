@@ -43,6 +43,8 @@ table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-nu
 th { text-align: left; color: var(--dim); font-weight: 500; }
 th, td { padding: 6px 10px; border-bottom: 1px solid var(--line); }
 tr:last-child td { border-bottom: 0; } td.n, th.n { text-align: right; white-space: nowrap; }
+tr.part td { color: var(--dim); } tr.part td:first-child { padding-left: 28px; }
+tr.part .bar div { opacity: 0.4; }
 td.bar { width: 34%; } td.bar div { background: var(--blue); height: 10px; border-radius: 5px; min-width: 1px; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 0; font: 13px/1.45 ui-monospace, Consolas, monospace; }
 .sample { display: grid; grid-template-columns: 84px 1fr; gap: 6px 12px; margin-bottom: 12px; }
@@ -120,7 +122,8 @@ def _tiles(record: RunRecord) -> Iterable[str]:
         yield _tile("log-prob gap", number(sum(gaps) / len(gaps)), f"nats, mean; worst token {_worst_gap(record)}")
     if record.num_steps:
         yield _tile("time per step", duration(record.breakdown().total_s / record.num_steps), "mean")
-    if peaks := record.series("perf/peak_rss_gib").values:
+    peaks = [*record.series("perf/peak_rss_gib").values, record.summary.get("peak_rss_gib") or 0.0]
+    if max(peaks) > 0:
         yield _tile("peak memory", f"{max(peaks):.2f} GiB", "driver and all its children")
 
 
@@ -160,7 +163,7 @@ def _charts(charts: dict[str, Path]) -> str:
 
 def _advice(record: RunRecord) -> str:
     ahead = int(record.config.get("rollout", {}).get("rollout_ahead", 0))
-    found = advise(record.history(), rollout_ahead=ahead)
+    found = advise(record.history(), rollout_ahead=ahead, run_phases_s=record.run_phases_s)
     cards = "".join(f"<div class='card advice'>{html.escape(advice.sentence)}</div>" for advice in found)
     return f"<h2>What limits this run</h2>{cards}" if found else ""
 
@@ -169,18 +172,35 @@ def _time_table(record: RunRecord) -> str:
     breakdown = record.breakdown()
     if not breakdown.total_s:
         return ""
-    rows = "".join(
-        f"<tr><td>{html.escape(name)}</td><td class='n'>{duration(seconds)}</td><td class='n'>{percent(share)}</td>"
-        f"<td class='n'>{duration(per_step)}</td><td class='bar'><div style='width:{100 * share:.1f}%'></div></td></tr>"
-        for name, seconds, share, per_step in breakdown.rows()
-    )
-    outside = max(0.0, record.seconds - breakdown.total_s)
+    rows = []
+    for name, seconds, share, _ in breakdown.rows():
+        rows.append(_time_row(name, seconds, share, record.num_steps))
+        for part, part_s in record.parts(name):
+            rows.append(_time_row(f"{name} / {part}", part_s, part_s / breakdown.total_s, record.num_steps, "part"))
     return (
         "<h2>Where the time goes</h2><div class='card'><table><tr><th>phase</th><th class='n'>total</th>"
-        f"<th class='n'>share of steps</th><th class='n'>per step</th><th></th></tr>{rows}</table></div>"
-        f"<p class='sub'>“other” is time of the loop in no phase. {duration(breakdown.total_s)} in steps, "
-        f"{duration(outside)} outside of them (start-up, first evaluation).</p>"
+        f"<th class='n'>share of steps</th><th class='n'>per step</th><th></th></tr>{''.join(rows)}</table></div>"
+        f"<p class='sub'>“other” is time of the loop in no phase. {_outside_words(record)}</p>"
     )
+
+
+def _time_row(name: str, seconds: float, share: float, num_steps: int, kind: str = "") -> str:
+    return (
+        f"<tr class='{kind}'><td>{html.escape(name)}</td><td class='n'>{duration(seconds)}</td>"
+        f"<td class='n'>{percent(share)}</td><td class='n'>{duration(seconds / max(1, num_steps))}</td>"
+        f"<td class='bar'><div style='width:{min(100.0, 100 * share):.1f}%'></div></td></tr>"
+    )
+
+
+def _outside_words(record: RunRecord) -> str:
+    """What happened outside of steps: by phase when the run has ended, else as one number."""
+    inside = record.breakdown()
+    outside = {name: s - inside.phases_s.get(name, 0.0) for name, s in record.run_phases_s.items()}
+    named = [f"{name} {duration(s)}" for name, s in outside.items() if s >= 0.05]
+    if named:
+        return f"{duration(inside.total_s)} in steps; outside of them: {html.escape(', '.join(named))}."
+    rest = max(0.0, record.seconds - inside.total_s)
+    return f"{duration(inside.total_s)} in steps, {duration(rest)} outside of them."
 
 
 def _samples(record: RunRecord) -> str:

@@ -11,8 +11,11 @@ from typing import Any
 
 from slime_rl.config import SECTIONS
 from slime_rl.config.flags import flag_name
+from slime_rl.observability.metrics import phase_of
 from slime_rl.observability.timers import OTHER, Breakdown
 from slime_rl.observability.tracker import CONFIG_FILE, METRICS_FILE, SAMPLES_FILE, read_jsonl
+
+SUMMARY_FILE = "summary.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +37,7 @@ class RunRecord:
     lines: list[dict[str, Any]]
     config: dict[str, dict[str, Any]]
     samples: list[dict[str, Any]]
+    summary: dict[str, Any]  # of summary.json, written when the run ends; empty before
 
     def series(self, name: str) -> Series:
         """The values of a metric that are numbers; a step that was logged twice counts with its last value."""
@@ -60,9 +64,20 @@ class RunRecord:
         return max((float(line.get("time_s") or 0.0) for line in self.lines), default=0.0)
 
     def phases(self) -> list[str]:
-        return [
-            n.removeprefix("timing_s/") for n in self.names() if n.startswith("timing_s/") and n != f"timing_s/{OTHER}"
-        ]
+        """Phases of a step, without their parts and without the time in no phase."""
+        return [phase for name in self.names() if (phase := phase_of(name)) is not None and phase != OTHER]
+
+    def parts(self, phase: str) -> list[tuple[str, float]]:
+        """(part, seconds over all steps) of a phase that is timed in parts, longest first."""
+        prefix = f"timing_s/{phase}/"
+        names = [name for name in self.names() if name.startswith(prefix)]
+        sums = [(name.removeprefix(prefix), sum(self.series(name).values)) for name in names]
+        return sorted(sums, key=lambda part: -part[1])
+
+    @property
+    def run_phases_s(self) -> dict[str, float]:
+        """Seconds of the whole run by phase, from summary.json; empty while the run goes on."""
+        return {name: float(seconds) for name, seconds in self.summary.get("phases_s", {}).items()}
 
     def breakdown(self) -> Breakdown:
         """Time of the logged steps by phase."""
@@ -108,7 +123,7 @@ class RunRecord:
 
 
 def load_run(folder: Path) -> RunRecord:
-    """Read RUN_DIR; config.json and samples.jsonl may be missing.
+    """Read RUN_DIR; config.json, samples.jsonl and summary.json may be missing.
 
     Raises:
         ValueError: no metrics.jsonl there, or a file that cannot be read, as file:line.
@@ -116,23 +131,27 @@ def load_run(folder: Path) -> RunRecord:
     metrics = folder / METRICS_FILE
     if not metrics.is_file():
         raise ValueError(f"{folder}: must be the folder of a run, with {METRICS_FILE} in it")
-    config_path, samples_path = folder / CONFIG_FILE, folder / SAMPLES_FILE
+    samples_path = folder / SAMPLES_FILE
     return RunRecord(
         folder=folder,
         lines=read_jsonl(metrics),
-        config=_read_config(config_path) if config_path.is_file() else {},
+        config=_read_object(folder / CONFIG_FILE),
         samples=read_jsonl(samples_path) if samples_path.is_file() else [],
+        summary=_read_object(folder / SUMMARY_FILE),
     )
 
 
-def _read_config(path: Path) -> dict[str, dict[str, Any]]:
+def _read_object(path: Path) -> dict[str, Any]:
+    """A JSON object, empty when there is no such file."""
+    if not path.is_file():
+        return {}
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}:{error.lineno}: not JSON: {error.msg}") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{path}: must be a mapping of sections, got {type(config).__name__}")
-    return config
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: must be a JSON object, got {type(content).__name__}")
+    return content
 
 
 def _same(value: Any, default: Any) -> bool:

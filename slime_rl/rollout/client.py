@@ -84,7 +84,9 @@ class EngineClient:
             self.num_retries += 1
             await asyncio.sleep(min(pause, max(0.0, deadline - time.monotonic())))
             pause = min(pause * 2, 5.0)
-        raise TimeoutError(f"{self.url}{path} gave no answer within --request-timeout-s {self.timeout_s:g}; last: {last}")
+        raise TimeoutError(
+            f"{self.url}{path} gave no answer within --request-timeout-s {self.timeout_s:g}; last: {last}"
+        )
 
 
 def _generation(answer: dict[str, Any]) -> Generation:

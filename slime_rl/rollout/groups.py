@@ -1,6 +1,6 @@
 """One group from prompt to score: tokenise, generate its samples together, reward them, filter.
 
-    Group (reserved) ──► prompt tokens ──► generate each sample ──► reward the group ──► filter ──► kept or a reason
+Group (reserved) ──► prompt tokens ──► generate each sample ──► reward the group ──► filter ──► kept or a reason
 """
 
 from __future__ import annotations
@@ -56,9 +56,7 @@ class GroupRunner:
         for sample in group.samples:
             prepare(self.config, sample)
         async with asyncio.TaskGroup() as tasks:
-            running = [
-                tasks.create_task(self._generate_one(sample, dict(sampling_params))) for sample in group.samples
-            ]
+            running = [tasks.create_task(self._generate_one(sample, dict(sampling_params))) for sample in group.samples]
         produced: list[Sample] = []
         for task in running:
             result = task.result()
@@ -94,11 +92,15 @@ def prepare(config: Config, sample: Sample) -> None:
     tokens = encode_prompt(config, current_runtime().tokenizer, sample.prompt, sample.metadata)
     limit = config.sampling.max_prompt_len
     if len(tokens) > limit:  # files are checked at the start; other sources only here
-        raise ValueError(f"the prompt of group {sample.group_index} has {len(tokens)} tokens, over --max-prompt-len {limit}")
+        raise ValueError(
+            f"the prompt of group {sample.group_index} has {len(tokens)} tokens, over --max-prompt-len {limit}"
+        )
     sample.set_prompt_tokens(tokens)
 
 
-def encode_prompt(config: Config, tokenizer: Any, prompt: str | list[dict[str, Any]], metadata: dict[str, Any]) -> list[int]:
+def encode_prompt(
+    config: Config, tokenizer: Any, prompt: str | list[dict[str, Any]], metadata: dict[str, Any]
+) -> list[int]:
     """Token ids `[P]` of a prompt, its tools rendered by the chat template."""
     return render_prompt(tokenizer, prompt, config.data.apply_chat_template, metadata.get("tools"))
 
@@ -165,4 +167,3 @@ def _check_generated(config: Config, sample: Any) -> None:
         )
     if sample.status.is_finished and sample.response_length == 0:
         raise ValueError(f"{flag}: sample {sample.index} is {sample.status} without a single response token")
-

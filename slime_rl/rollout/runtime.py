@@ -25,7 +25,9 @@ class RolloutRuntime:
     @property
     def engine(self) -> EngineClient:
         if self.client is None:
-            raise ValueError("this run has no engines (--loss sft without --eval-prompt-data), so nothing can be generated")
+            raise ValueError(
+                "this run has no engines (--loss sft without --eval-prompt-data), so nothing can be generated"
+            )
         return self.client
 
 

@@ -20,9 +20,9 @@ from megatron.core.dist_checkpointing.strategies.fully_parallel import (
     FullyParallelLoadStrategyWrapper,
     FullyParallelSaveStrategyWrapper,
 )
-from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
+from slime_rl.trainer.checkpoint_writer import InProcessSaveStrategy
 from slime_rl.trainer.model import unwrap
 from slime_rl.trainer.step import TrainState
 
@@ -37,9 +37,9 @@ def save(state: TrainState, path: Path, step: int, extra: dict[str, Any]) -> Non
         "extra": extra,
         "scheduler": state.scheduler.state_dict(),
     }
-    strategy = FullyParallelSaveStrategyWrapper(TorchDistSaveShardedStrategy("torch_dist", 1), state.layout.dp_cp.group)
+    strategy = FullyParallelSaveStrategyWrapper(InProcessSaveStrategy(), state.layout.dp_cp.group)
     kept = {key: value for key, value in _metadata(state).items() if key != "dp_cp_group"}
-    # 0.19 has a second implementation that needs CUDA; the parameter is not there before.
+    # 0.19 has a second implementation, which needs CUDA; before, there is no such parameter.
     options = {"async_strategy": "mcore"} if "async_strategy" in _parameters(dist_checkpointing.save) else {}
     dist_checkpointing.save(content, str(path), strategy, content_metadata=kept, **options)
     torch.save(_random_state(state), path / f"random_{dist.get_rank()}.pt")

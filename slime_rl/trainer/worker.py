@@ -54,18 +54,22 @@ class TrainWorker:
         from slime_rl.trainer.arguments import parse_megatron_args
         from slime_rl.trainer.setup import build_state
 
-        layout = distributed.initialize(
-            config.parallel,
-            parse_megatron_args(config.model.megatron_args).transformer,
-            self.device_info,
-            rank,
-            world_size,
-            (master_addr, master_port),
-            local_rank,
-            config.train.seed,
-        )
         self.state: TrainState
-        self.state, self.conversion = build_state(config, layout, self.device)
+        try:
+            layout = distributed.initialize(
+                config.parallel,
+                parse_megatron_args(config.model.megatron_args).transformer,
+                self.device_info,
+                rank,
+                world_size,
+                (master_addr, master_port),
+                local_rank,
+                config.train.seed,
+            )
+            self.state, self.conversion = build_state(config, layout, self.device)
+        except BaseException:
+            distributed.shutdown()  # the other ranks fail at once instead of waiting for this one
+            raise
         self._offloaded: Any = None
 
     @property

@@ -49,7 +49,7 @@ class TensorTransport:
 
 
 def allocate_shared(num_bytes: int, device: torch.device) -> Tensor:
-    """Zeroed-or-not bytes `[num_bytes]` that another process can map.
+    """Bytes `[num_bytes]` of any value that another process can map.
 
     Raises:
         RuntimeError: shared memory has not the room. (Writing beyond it would end the process by SIGBUS.)
@@ -64,7 +64,8 @@ def allocate_shared(num_bytes: int, device: torch.device) -> Tensor:
             "--weight-sync-bucket-bytes, use --weight-sync distributed, or give the container more (docker --shm-size)"
         )
     with file_system_sharing():
-        return torch.empty(num_bytes, dtype=torch.uint8).share_memory_()
+        storage = torch.UntypedStorage._new_shared(num_bytes)  # share_memory_() would fill and copy it once more
+    return torch.empty(0, dtype=torch.uint8).set_(storage)
 
 
 @contextmanager

@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 
+_READ_AHEAD = 512
+
+
 class RowFile(Protocol):
     """Rows of one file by number."""
 
@@ -101,6 +104,8 @@ class ColumnarRows:
             self._blocks = _open_parquet(path) if path.endswith(".parquet") else _open_arrow(path)
         except (pa.ArrowInvalid, OSError) as error:
             raise ValueError(f"{path}: cannot be read: {error}") from error
+        self._ahead: list[dict[str, Any]] = []
+        self._ahead_from, self._last = 0, -1
         self._starts = [0]
         for rows in self._blocks.sizes:
             self._starts.append(self._starts[-1] + rows)
@@ -109,8 +114,16 @@ class ColumnarRows:
         return self._starts[-1]
 
     def read(self, row: int) -> dict[str, Any]:
+        ahead = row - self._ahead_from
+        if 0 <= ahead < len(self._ahead):
+            self._last = row
+            return self._ahead[ahead]
         block = bisect_right(self._starts, row) - 1
-        return self._blocks.load(block).slice(row - self._starts[block], 1).to_pylist()[0]
+        # Converting rows one by one is slow, so reading in order, as the check at the start does, converts many at once.
+        count = _READ_AHEAD if row == self._last + 1 else 1
+        rows = self._blocks.load(block).slice(row - self._starts[block], count).to_pylist()
+        self._ahead, self._ahead_from, self._last = rows if count > 1 else [], row, row
+        return rows[0]
 
     def where(self, row: int) -> str:
         return f"{self.path}: row {row}"

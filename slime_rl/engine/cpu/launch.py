@@ -6,18 +6,24 @@ because there is no CUDA context, and no thread runs yet when SGLang starts its 
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import multiprocessing
 import os
 
-from slime_rl.engine.cpu import stand_ins
+from slime_rl.engine.cpu import imports, stand_ins
 
 # Imported before the fork, so that the children share the pages.
-SHARED_MODULES = ("sglang.srt.managers.detokenizer_manager", "sglang.srt.managers.scheduler")
+SHARED_MODULES = (
+    "sglang.srt.managers.detokenizer_manager",
+    "sglang.srt.managers.scheduler",
+    "sglang.srt.models.registry",
+)
 
 
 def serve(argv: list[str]) -> None:
     """Run the server with the arguments of `sglang.launch_server`; returns when it has shut down."""
+    imports.keep_out_unused(_model_path(argv))
     stand_ins.install()
     multiprocessing.set_start_method("fork", force=True)
     multiprocessing.set_start_method = lambda *_, **__: None  # SGLang forces "spawn" again
@@ -34,3 +40,9 @@ def serve(argv: list[str]) -> None:
         run_server(prepare_server_args(argv))
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
+
+
+def _model_path(argv: list[str]) -> str:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--model-path", required=True)
+    return parser.parse_known_args(argv)[0].model_path

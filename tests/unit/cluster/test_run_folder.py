@@ -18,7 +18,10 @@ def test_results_are_not_overwritten_unasked(tmp_path: Path) -> None:
     config = make_config(tmp_path)
     with run_folder(config) as folder:
         (folder / "metrics.jsonl").write_text("{}")
-    with pytest.raises(ValueError, match=r"already holds a run \(metrics\.jsonl\); add --overwrite"), run_folder(config):
+    with (
+        pytest.raises(ValueError, match=r"already holds a run \(metrics\.jsonl\); add --overwrite"),
+        run_folder(config),
+    ):
         pass
 
 

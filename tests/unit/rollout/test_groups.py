@@ -31,7 +31,9 @@ def sync_reward(config: Any, group: list[Sample]) -> list[float]:
 
 
 def make_group(size: int = 2) -> Group:
-    samples = [Sample(index=i, group_index=0, rollout_id=i, prompt="p", tokens=[1, 2], prompt_length=2) for i in range(size)]
+    samples = [
+        Sample(index=i, group_index=0, rollout_id=i, prompt="p", tokens=[1, 2], prompt_length=2) for i in range(size)
+    ]
     return Group(group_index=0, source_index=0, epoch=0, samples=samples)
 
 
@@ -73,7 +75,11 @@ def test_reward_that_raises_can_drop_the_group(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("two_args_short", r"called as \(config, group\)"), ("sync_reward", "must be `async def`"), ("absent", "has no 'absent'")],
+    [
+        ("two_args_short", r"called as \(config, group\)"),
+        ("sync_reward", "must be `async def`"),
+        ("absent", "has no 'absent'"),
+    ],
 )
 def test_reward_of_wrong_shape_fails_before_anything_runs(tmp_path: Path, name: str, message: str) -> None:
     config = make_config(tmp_path, "--reward-function-path", f"test_groups:{name}")

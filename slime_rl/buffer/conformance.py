@@ -1,0 +1,309 @@
+"""Does a buffer keep the contract of `protocols.DataBuffer`? Run any implementation through it:
+
+    python -m slime_rl.buffer.conformance my_package.my_module:MyBuffer
+
+Prints one line per behaviour and ends with exit code 1 when one is missing. `check_buffer` does the same for tests.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from slime_rl.buffer.policies import BUFFERS
+from slime_rl.config import Config, parse_config
+from slime_rl.protocols import DataBuffer
+from slime_rl.types import Group, Prompt, Status
+
+NUM_PROMPTS, GROUP_SIZE = 7, 2
+MakeBuffer = Callable[[], DataBuffer]
+
+
+class CountingSource:
+    """A PromptSource over seven numbered prompts, in order, epoch after epoch."""
+
+    def __init__(self) -> None:
+        self.position = 0
+
+    def next_prompts(self, num_prompts: int) -> list[tuple[int, Prompt]]:
+        numbers = range(self.position, self.position + num_prompts)
+        self.position += num_prompts
+        return [(number // NUM_PROMPTS, self.get(number % NUM_PROMPTS)) for number in numbers]
+
+    def get(self, source_index: int) -> Prompt:
+        return Prompt(source_index=source_index, prompt=f"prompt {source_index}", label=source_index, metadata={})
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.position = state["position"]
+
+    def __len__(self) -> int:
+        return NUM_PROMPTS
+
+
+def fill(group: Group, num_tokens: int = 3) -> Group:
+    """Generate and reward a group, the same for the same group."""
+    for sample in group.samples:
+        if not sample.tokens:
+            sample.set_prompt_tokens([1, 2])
+        n = num_tokens + sample.index % 3
+        sample.append_tokens(list(range(n)), log_probs=[-0.1 * (i + 1) for i in range(n)], versions=[4] * n)
+        sample.reward, sample.response, sample.status = sample.index / 10, f"text {sample.index}", Status.COMPLETED
+    return group
+
+
+def indices(groups: list[Group]) -> list[int]:
+    return [group.group_index for group in groups]
+
+
+def expect(condition: bool, rule: str, got: Any) -> None:
+    if not condition:
+        raise ContractError(f"{rule}; got {got!r}")
+
+
+def refuses(action: Callable[[], Any], what: str) -> None:
+    try:
+        result = action()
+    except ValueError:
+        return
+    raise ContractError(f"must raise ValueError: {what}; returned {result!r}")
+
+
+class ContractError(Exception):
+    """The buffer does not do what the contract says."""
+
+
+def reserves_new_groups_with_stable_numbers(make: MakeBuffer) -> None:
+    buffer = make()
+    groups = buffer.reserve(3) + buffer.reserve(2)
+    expect(len(groups) == 5 == len(set(indices(groups))), "reserve gives as many different groups as asked", groups)
+    expect(indices(groups) == sorted(indices(groups)), "new groups have rising group_index", indices(groups))
+    expect(all(len(g.samples) == GROUP_SIZE for g in groups), "a group has --n-samples-per-prompt samples", groups)
+    prompts = [g.samples[0].prompt for g in groups]
+    expect(prompts == [f"prompt {i}" for i in range(5)], "groups carry the source's prompts in order", prompts)
+    samples = [s.index for g in groups for s in g.samples]
+    expect(len(set(samples)) == len(samples), "sample indices are unique", samples)
+    expect(buffer.counts().get("reserved") == 5, "counts() has 5 under 'reserved'", buffer.counts())
+
+
+def takes_what_was_admitted_unchanged(make: MakeBuffer) -> None:
+    buffer = make()
+    groups = [fill(group) for group in buffer.reserve(4)]
+    expected = json.dumps([repr(group) for group in groups])
+    for group in groups:
+        buffer.admit(group)
+    expect(len(buffer) == 4, "len() counts generated groups", len(buffer))
+    taken = sorted(buffer.take(0, 4), key=lambda group: group.group_index)
+    expect(json.dumps([repr(g) for g in taken]) == expected, "take returns groups as they were admitted", taken)
+
+
+def keeps_the_surplus_for_later(make: MakeBuffer) -> None:
+    buffer = make()
+    for group in buffer.reserve(7):
+        buffer.admit(fill(group))
+    seen = [set(indices(buffer.take(step, 3))) for step in range(2)]
+    expect(not seen[0] & seen[1], "a group trains in one step only", seen)
+    expect(len(buffer) == 1, "7 groups, 2 steps of 3: one is left", len(buffer))
+    refuses(lambda: buffer.take(2, 3), "take(2, 3) with one generated group")
+    expect(len(buffer) == 1, "a refused take changes nothing", len(buffer))
+
+
+def gives_the_same_groups_for_the_same_step(make: MakeBuffer) -> None:
+    buffer = make()
+    for group in buffer.reserve(5):
+        buffer.admit(fill(group))
+    first = buffer.take(0, 2)
+    for group in buffer.reserve(2):
+        buffer.admit(fill(group))
+    expect(indices(buffer.take(0, 2)) == indices(first), "take(0, 2) again returns the same groups", first)
+
+
+def requeued_groups_come_first_and_keep_their_tokens(make: MakeBuffer) -> None:
+    buffer = make()
+    groups = buffer.reserve(4)
+    partial = fill(groups[2], num_tokens=1)
+    tokens = [list(sample.tokens) for sample in partial.samples]
+    for group in (groups[3], partial, groups[0]):
+        buffer.requeue(group)
+    expect(buffer.counts().get("waiting") == 3, "counts() has 3 under 'waiting'", buffer.counts())
+    again = buffer.reserve(4)
+    wanted = [groups[i].group_index for i in (0, 2, 3)]
+    expect(indices(again)[:3] == wanted, f"requeued groups come first, lowest index first: {wanted}", indices(again))
+    expect(again[3].group_index not in indices(groups), "then a new one", indices(again))
+    kept = [sample.tokens for sample in again[1].samples]
+    expect(kept == tokens, "tokens of an interrupted group are kept", kept)
+
+
+def counts_drops_by_reason_and_forgets_the_group(make: MakeBuffer) -> None:
+    buffer = make()
+    groups = buffer.reserve(3)
+    buffer.drop(groups[0], "zero_std")
+    buffer.drop(groups[2], "zero_std")
+    expect(buffer.counts().get("dropped/zero_std") == 2, "counts() has 2 under 'dropped/zero_std'", buffer.counts())
+    refuses(lambda: buffer.admit(fill(groups[0])), "admit a dropped group")
+    expect(groups[0].group_index not in indices(buffer.reserve(9)), "a dropped group never comes back", groups[0])
+
+
+def refuses_ways_that_are_not_in_the_ledger(make: MakeBuffer) -> None:
+    buffer = make()
+    group = fill(buffer.reserve(1)[0])
+    buffer.admit(group)
+    refuses(lambda: buffer.admit(group), "admit a group twice")
+    refuses(lambda: buffer.requeue(group), "requeue a generated group")
+    refuses(lambda: buffer.commit(0), "commit a step that nothing was taken for")
+    buffer.take(0, 1)
+    buffer.commit(0)
+    refuses(lambda: buffer.commit(0), "commit a step twice")
+    refuses(lambda: buffer.admit(group), "admit a committed group")
+    stranger = Group(group_index=10_000, source_index=0, epoch=0, samples=group.samples)
+    refuses(lambda: buffer.admit(stranger), "admit a group that was never reserved")
+    expect(buffer.counts().get("committed") == 1, "counts() has 1 under 'committed'", buffer.counts())
+
+
+def comes_back_from_offload_unchanged(make: MakeBuffer) -> None:
+    buffer = make()
+    groups = [fill(group) for group in buffer.reserve(3)]
+    expected = [repr(group) for group in groups]
+    for group in groups:
+        buffer.admit(group)
+    buffer.offload()
+    expect([repr(g) for g in buffer.take(0, 3)] == expected, "take after offload returns the groups unchanged", groups)
+    buffer.onload()
+    expect([repr(g) for g in buffer.take(0, 3)] == expected, "take after onload returns the groups unchanged", groups)
+
+
+def resumes_with_every_group_accounted_for(make: MakeBuffer) -> None:
+    buffer = make()
+    groups = buffer.reserve(8)
+    for group in groups[:5]:
+        buffer.admit(fill(group))
+    buffer.requeue(groups[5])
+    buffer.drop(groups[6], "bad")
+    buffer.take(0, 2)
+    buffer.commit(0)
+    taken = buffer.take(1, 2)
+    resumed = make()
+    resumed.load_state_dict(json.loads(json.dumps(buffer.state_dict())))
+    counts = {state: resumed.counts().get(state) for state in ("waiting", "reserved", "generated", "admitted")}
+    wanted = {"waiting": 2, "reserved": 0, "generated": 3, "admitted": 0}
+    expect(counts == wanted, f"reserved groups wait again, admitted ones are generated again: {wanted}", counts)
+    expect(resumed.counts().get("dropped/bad") == 1, "drop counters survive", resumed.counts())
+    expect([repr(g) for g in resumed.take(1, 2)] == [repr(g) for g in taken], "step 1 trains on the same groups", taken)
+    expect(indices(resumed.reserve(3))[:2] == indices(groups)[5:8:2], "waiting groups come back first", groups)
+
+
+def trains_each_prompt_once_through_random_kills(make: MakeBuffer) -> None:
+    for seed in range(10):
+        rng, buffer = random.Random(seed), make()
+        saved, trained, trained_when_saved = buffer.state_dict(), [], 0
+        step, step_when_saved = 0, 0
+        while step < 12:
+            for group in buffer.reserve(rng.randint(0, 4)):
+                if rng.random() < 0.3:
+                    buffer.requeue(group)
+                else:
+                    buffer.admit(fill(group))
+            if rng.random() < 0.2:
+                buffer = make()
+                buffer.load_state_dict(json.loads(json.dumps(saved)))
+                del trained[trained_when_saved:]
+                step = step_when_saved
+            elif len(buffer) >= 3:
+                trained += [(g.group_index, g.epoch, g.source_index) for g in buffer.take(step, 3)]
+                buffer.commit(step)
+                step += 1
+                if rng.random() < 0.5:
+                    saved, trained_when_saved, step_when_saved = buffer.state_dict(), len(trained), step
+        expect(len(set(trained)) == len(trained), "no prompt of an epoch trains twice", sorted(trained))
+        wrong = [t for t in trained if t[0] != t[1] * NUM_PROMPTS + t[2]]
+        expect(not wrong, "a group keeps its prompt and epoch", wrong)
+        while buffer.counts().get("waiting"):
+            for group in buffer.reserve(buffer.counts()["waiting"]):
+                buffer.admit(fill(group))
+        rest = indices(buffer.take(step, len(buffer)))
+        seen = sorted([t[0] for t in trained] + rest)
+        expect(seen == list(range(len(seen))), "no prompt is lost", seen)
+
+
+CHECKS = (
+    reserves_new_groups_with_stable_numbers,
+    takes_what_was_admitted_unchanged,
+    keeps_the_surplus_for_later,
+    gives_the_same_groups_for_the_same_step,
+    requeued_groups_come_first_and_keep_their_tokens,
+    counts_drops_by_reason_and_forgets_the_group,
+    refuses_ways_that_are_not_in_the_ledger,
+    comes_back_from_offload_unchanged,
+    resumes_with_every_group_accounted_for,
+    trains_each_prompt_once_through_random_kills,
+)
+
+
+def make_config(folder: Path, *flags: str) -> Config:
+    """The smallest configuration that a buffer can be made with."""
+    (folder / "config.json").write_text("{}")
+    (folder / "prompts.jsonl").write_text('{"prompt": "x", "label": "y"}\n')
+    own = [
+        "--hf-checkpoint",
+        str(folder),
+        "--prompt-data",
+        str(folder / "prompts.jsonl"),
+        "--run-dir",
+        str(folder / "run"),
+    ]
+    return parse_config([*own, "--n-samples-per-prompt", str(GROUP_SIZE), *flags])
+
+
+def check_buffer(spec: str, *flags: str) -> dict[str, str | None]:
+    """Every check by name, with None where it passed and the traceback where it did not.
+
+    Raises:
+        ValueError: `spec` cannot be loaded or lacks a method.
+    """
+    cls = BUFFERS.load(spec)
+    results: dict[str, str | None] = {}
+    for check in CHECKS:
+        with tempfile.TemporaryDirectory() as folder:
+            config = make_config(Path(folder), *flags)
+            runs = itertools.count()
+
+            def make(config: Config = config, runs: Iterator[int] = runs) -> DataBuffer:
+                """As after a restart elsewhere: nothing but the saved state is shared."""
+                logging = replace(config.logging, run_dir=f"{config.run_dir}_{next(runs)}")
+                return cls(replace(config, logging=logging), CountingSource())
+
+            try:
+                check(make)
+            except Exception:  # whatever the buffer raises is its answer to this check
+                results[check.__name__] = traceback.format_exc()
+            else:
+                results[check.__name__] = None
+    return results
+
+
+def main(argv: list[str]) -> int:
+    if len(argv) != 1:
+        print("usage: python -m slime_rl.buffer.conformance package.module:Class")
+        return 2
+    results = check_buffer(argv[0])
+    for name, problem in results.items():
+        print(f"{'ok    ' if problem is None else 'FAILED'} {name.replace('_', ' ')}")
+        if problem is not None:
+            print(problem)
+    failed = sum(problem is not None for problem in results.values())
+    print(f"{len(results) - failed} of {len(results)} behaviours")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

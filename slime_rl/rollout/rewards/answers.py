@@ -1,0 +1,101 @@
+"""The final answer in a response: what rewards compare with the label. Linear-time text work, safe in the main process."""
+
+from __future__ import annotations
+
+import re
+
+from slime_rl.types import Sample
+
+THINK_END = "</think>"
+_BOXES = ("\\boxed", "\\fbox")
+# "Answer: 5", "**Answer:** 34", "the final answer is (B)", "#### 72"; the answer is the rest of that line.
+_MARKER = re.compile(r"(?:\banswer\b[*_ \t]*(?:is\b|[:=])[*_:= \t]*|^[ \t]*####[ \t]*)", re.IGNORECASE | re.MULTILINE)
+_WRAPPERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"), ('"', '"'))
+
+
+def without_thinking(response: str) -> str:
+    """What follows the last closing think tag; the whole response when there is none."""
+    return response.rpartition(THINK_END)[2]
+
+
+def has_unclosed_thinking(response: str) -> bool:
+    """A think tag was opened after the last one was closed: the response may have been cut off in its thoughts."""
+    return "<think>" in without_thinking(response)
+
+
+def final_answer(response: str) -> str | None:
+    """The answer that a response marks as its final one, cleaned; None when it marks none.
+
+    In order of precedence: the last box (`\\boxed{5}`), `<answer>5</answer>`, then the last `Answer: 5`, `answer is 5`
+    or `#### 5`. An empty mark is passed over.
+    """
+    text = without_thinking(response)
+    for candidate in (last_boxed(text), _tagged(text), _marked(text)):
+        if candidate is not None and (answer := clean(candidate)):
+            return answer
+    return None
+
+
+def last_boxed(text: str) -> str | None:
+    """Contents of the last `\\boxed{...}` with balanced braces, or of `\\boxed 5`."""
+    start = max(text.rfind(box) for box in _BOXES)
+    while start >= 0:
+        rest = text[start:].partition("boxed" if text.startswith("\\boxed", start) else "fbox")[2]
+        stripped = rest.lstrip(" ")
+        if not stripped.startswith("{"):
+            bare = re.match(r"\S+", stripped) if rest != stripped else None
+            return bare.group().rstrip("$.") if bare else None
+        depth = 0
+        for position, char in enumerate(stripped):
+            depth += (char == "{") - (char == "}")
+            if depth == 0:
+                return stripped[1:position]
+        start = max(text.rfind(box, 0, start) for box in _BOXES)  # cut off inside: an earlier one may be whole
+    return None
+
+
+def clean(answer: str) -> str:
+    """Without surrounding space, Markdown and maths marks, and without a final full stop."""
+    answer = answer.strip()
+    while answer:
+        before = answer
+        answer = answer.strip().removesuffix(".").strip()
+        for left, right in _WRAPPERS:
+            if len(answer) > len(left) + len(right) and answer.startswith(left) and answer.endswith(right):
+                answer = answer[len(left) : -len(right)]
+        if answer == before:
+            return answer
+    return answer
+
+
+def _tagged(text: str) -> str | None:
+    before, opened, after = text.rpartition("<answer>")
+    return after.partition("</answer>")[0] if opened else None
+
+
+def _marked(text: str) -> str | None:
+    last = None
+    for last in _MARKER.finditer(text):  # noqa: B007 - only the last match counts
+        pass
+    if last is None:
+        return None
+    line = text[last.end() :].partition("\n")[0].strip()
+    return line if line.startswith("**") and line.endswith("**") else line.removesuffix("**")
+
+
+def labels_of(sample: Sample, reward: str) -> list[str]:
+    """The accepted answers of a sample as text: its label, or each entry when the label is a list.
+
+    Raises:
+        ValueError: the sample has no label.
+    """
+    label = sample.label
+    entries = list(label) if isinstance(label, (list, tuple)) else [label]
+    if not entries or any(entry is None for entry in entries):
+        raise ValueError(
+            f"--rm-type {reward} needs a label for every prompt, got {label!r} for sample {sample.index}; "
+            "--label-key names the field that holds it"
+        )
+    return [str(entry).strip() for entry in entries]
+
+

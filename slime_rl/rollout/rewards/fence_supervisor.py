@@ -1,0 +1,252 @@
+"""A process of its own between the run and code that may do anything: `python -m slime_rl.rollout.rewards.fence_supervisor`.
+
+Consumes requests on standard input and answers each on standard output; ends when its input does. The function runs in
+a forked worker, which serves call after call until it hangs, dies, breaks a limit or leaves processes behind: then it is
+killed with all its descendants, and the next call gets a fresh fork. Only standard-library imports, and whatever module
+a request names: a fork of a small single-threaded process is cheap and safe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import select
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from slime_rl.rollout.rewards import fence_worker
+from slime_rl.rollout.rewards.fence_protocol import (
+    MAX_ANSWER_BYTES,
+    NONCE_BYTES,
+    DeadlineError,
+    Failure,
+    FrameError,
+    read_frame,
+    write_frame,
+)
+
+MAX_PROCESSES = 16  # of one call; a fork bomb passes it within milliseconds
+TICK_S = 0.05  # how often a running call's processes are counted
+SWEEP_S = 5.0  # longest time to hunt for what a call left behind
+# A live worker confirms a request in a millisecond, on a crowded machine in tens of them.
+START_S = 2.0
+FRESH_START_S = 30.0
+PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A forked child and the pipes to it."""
+
+    pid: int
+    pidfd: int
+    requests: int
+    answers: int
+
+
+class Supervisor:
+    """See the module's text. `requests` and `answers` are file descriptors; `memory_bytes` limits each worker."""
+
+    def __init__(self, requests: int, answers: int, memory_bytes: int) -> None:
+        self.requests, self.answers, self.memory_bytes = requests, answers, memory_bytes
+        self.worker: Worker | None = None
+        self.modules: set[str] = set()
+
+    def serve(self) -> None:
+        """Answer requests until the owner closes its end."""
+        try:
+            while (frame := read_frame(self.requests)) is not None:
+                write_frame(self.answers, self.answer(frame))
+        except (BrokenPipeError, FrameError, OwnerGoneError):
+            pass  # the owner died; `finally` ends the workers
+        finally:
+            self.end_worker()
+
+    def answer(self, frame: bytes) -> bytes:
+        header = json.loads(frame.partition(b"\n")[0])
+        if (problem := self._load(header["module"])) is not None:
+            return failed(Failure.ERROR, problem)
+        if not header["function"]:
+            return b"{}"
+        nonce = os.urandom(NONCE_BYTES)
+        worker = self._started(nonce, frame)
+        if worker is None:
+            return failed(Failure.CRASH, "the worker did not start")
+        answer, usable = self._wait(worker, nonce, time.monotonic() + header["timeout_s"])
+        if not usable or self._num_processes() > 1:
+            self.end_worker()
+        return answer
+
+    def _started(self, nonce: bytes, frame: bytes) -> Worker | None:
+        """A worker that has confirmed that it works on this request; None when even a fresh one does not.
+
+        The one that is there may be dead, have its files closed, or still be busy with a call whose answer was forged.
+        """
+        for _ in range(2):
+            fresh = self.worker is None
+            worker = self.worker = self.worker or self._fork()
+            limit = time.monotonic() + (FRESH_START_S if fresh else START_S)
+            try:
+                write_frame(worker.requests, nonce + frame)
+                if read_frame(worker.answers, limit, MAX_ANSWER_BYTES) == nonce:
+                    return worker
+            except (BrokenPipeError, FrameError):
+                pass  # the same as a wrong confirmation: this worker is of no use
+            self.end_worker()
+        return None
+
+    def _load(self, module: str) -> str | None:
+        """Import a module here, so that workers are forked with it; a message when it cannot be."""
+        if module in self.modules:
+            return None
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # user code may raise anything at import
+            return f"cannot import {module}: {type(error).__name__}: {error}"
+        self.modules.add(module)
+        self.end_worker()
+        return None
+
+    def _wait(self, worker: Worker, nonce: bytes, deadline: float) -> tuple[bytes, bool]:
+        """The worker's answer (or its failure), and whether it can serve another call."""
+        poller = select.poll()
+        poller.register(worker.answers, select.POLLIN)
+        poller.register(worker.pidfd, select.POLLIN)
+        poller.register(self.requests, 0)  # only its end, which is always reported: the owner is gone
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return failed(Failure.TIMEOUT, "the deadline passed"), False
+            events = {fd for fd, _ in poller.poll(min(left, TICK_S) * 1000)}
+            if self.requests in events:
+                raise OwnerGoneError
+            if worker.answers in events:
+                return self._read_answer(worker, nonce, deadline)
+            if worker.pidfd in events:
+                return failed(Failure.CRASH, "the process died"), False
+            if not events and (count := self._num_processes()) > MAX_PROCESSES:
+                return failed(Failure.PROCESSES, f"{count} processes, over {MAX_PROCESSES}"), False
+
+    def _read_answer(self, worker: Worker, nonce: bytes, deadline: float) -> tuple[bytes, bool]:
+        try:
+            content = read_frame(worker.answers, deadline, MAX_ANSWER_BYTES)
+        except DeadlineError as error:
+            return failed(Failure.TIMEOUT, str(error)), False
+        except FrameError as error:
+            return failed(Failure.CRASH, str(error)), False
+        if content is None:
+            return failed(Failure.CRASH, "the process died"), False
+        if not content.startswith(nonce):
+            return failed(Failure.CRASH, "the call wrote to the worker's files"), False
+        content = content[NONCE_BYTES:]
+        # A worker that ran out of memory may be fragmented or half-broken.
+        return content, not content.startswith(fence_worker.OUT_OF_MEMORY)
+
+    def _fork(self) -> Worker:
+        request_out, request_in = os.pipe()
+        answer_out, answer_in = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            for fd in (request_in, answer_out, self.requests, self.answers):
+                os.close(fd)
+            fence_worker.run(request_out, answer_in, self.memory_bytes)
+        os.close(request_out)
+        os.close(answer_in)
+        return Worker(pid, os.pidfd_open(pid), request_in, answer_out)
+
+    def end_worker(self) -> None:
+        """Kill the worker and everything that descends from it: as subreaper we inherit what was orphaned on purpose."""
+        if self.worker is None:
+            return
+        worker = self.worker
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(worker.pid, signal.SIGKILL)
+        limit = time.monotonic() + SWEEP_S
+        while (left := descendants(os.getpid())) and time.monotonic() < limit:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            self._reap()
+        self.worker = None
+        for fd in (worker.pidfd, worker.requests, worker.answers):
+            os.close(fd)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+    def _num_processes(self) -> int:
+        return len(descendants(os.getpid(), limit=4 * MAX_PROCESSES))
+
+
+class OwnerGoneError(Exception):
+    """The other end of our input was closed while a call ran."""
+
+
+def descendants(pid: int, limit: int | None = None) -> list[int]:
+    """Every process below `pid`, parents before children; counting may stop at `limit`."""
+    found: list[int] = []
+    waiting = [pid]
+    while waiting and (limit is None or len(found) < limit):
+        children = _children(waiting.pop())
+        found += children
+        waiting += children
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    children: list[int] = []
+    for task in _listed(Path(f"/proc/{pid}/task")):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            children += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
+    return children
+
+
+def _listed(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+        return []
+
+
+def failed(kind: Failure, message: str) -> bytes:
+    return json.dumps({"failure": kind, "message": message}).encode()
+
+
+def _terminate(*_: object) -> NoReturn:
+    raise SystemExit(0)
+
+
+def stay_ahead() -> None:
+    """Run before whatever a call starts: among thousands of forked processes we would not get the turn to kill them.
+
+    Real-time where that is allowed (root, for whom RLIMIT_NPROC does not count); it is not inherited by the workers.
+    """
+    with contextlib.suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+
+
+def main() -> NoReturn:
+    stay_ahead()
+    signal.signal(signal.SIGTERM, _terminate)  # leave through `serve`, which ends the workers
+    # Our standard streams are the protocol; whatever prints must not reach them.
+    requests, answers = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.dup2(nothing, 1)
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+    Supervisor(requests, answers, int(sys.argv[1])).serve()
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""torch_dist checkpoints written by this process itself.
+
+Megatron's writer starts a manager process and forks one child per file. In a process with Ray's, gloo's and CUDA's threads
+a fork can deadlock, and when a child is killed its parent waits forever. Writing here is as fast for what one rank holds,
+and an error is an error.
+"""
+
+from __future__ import annotations
+
+import queue
+from functools import partial
+from typing import Any
+
+from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
+
+
+class InProcessSaveStrategy(TorchDistSaveShardedStrategy):
+    """Megatron's synchronous save without any child process; the files are the same."""
+
+    def __init__(self) -> None:
+        super().__init__("torch_dist", 1)
+
+    def async_save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> Any:
+        # Where the writer finds this queue it does not start a manager process for one.
+        filesystem_async._results_queue = queue.Queue()
+        try:
+            request = super().async_save(sharded_state_dict, checkpoint_dir)
+        finally:
+            filesystem_async._results_queue = None
+        if request.async_fn is None:  # this rank has nothing to write
+            return request
+        transforms, use_msc = request.async_fn.args
+        return request._replace(async_fn=partial(_write, transforms, use_msc))
+
+
+def _write(transforms: Any, use_msc: bool, rank: int, buckets: list[Any], results: queue.Queue[Any]) -> None:
+    """Write every bucket `(path, key, data)`; an error is reported to all ranks by the save's last step."""
+    done: dict[int, Any] = {}
+    for i, bucket in enumerate(buckets):
+        local: queue.Queue[Any] = queue.Queue()
+        pending: queue.Queue[Any] = queue.Queue()
+        pending.put(i)
+        filesystem_async.FileSystemWriterAsync.write_preloaded_data(
+            transforms, i, bucket, local, pending, use_fsync=True, use_msc=use_msc
+        )
+        _, outcome = local.get()
+        if isinstance(outcome, Exception):
+            results.put(outcome)
+            return
+        done[i] = outcome
+    results.put(done)

@@ -1,0 +1,105 @@
+"""Real gloo groups of two workers against one worker: the loss does not depend on how the work is split."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.trainer_cases import (
+    Job,
+    Outcome,
+    make_batch,
+    make_checkpoint,
+    make_config,
+    relative_difference,
+    run_jobs,
+)
+
+LIMIT = 1e-5
+STEPS = 3
+# Policy, KL and entropy terms, and two updates per step, so that ratios and clipping are at work.
+TERMS = ["--use-kl-loss", "--kl-loss-coef", "0.1", "--entropy-coef", "0.01", "--num-updates-per-rollout", "2"]
+# With the default 1e-8 Adam turns gradients that are nothing but rounding into whole steps.
+TERMS += ["--adam-eps", "1e-5"]
+SPLITS = {
+    "dp2": [],
+    "tp2": ["--tensor-model-parallel-size", "2"],
+    "tp2_sequence_parallel": ["--tensor-model-parallel-size", "2", "--sequence-parallel"],
+    "pp2": ["--pipeline-model-parallel-size", "2"],
+    "pp2_interleaved": [
+        "--pipeline-model-parallel-size",
+        "2",
+        "--megatron-virtual-pipeline-model-parallel-size",
+        "2",
+    ],
+    "cp2": ["--context-parallel-size", "2"],
+    "dp2_overlapped": ["--megatron-overlap-grad-reduce", "--megatron-overlap-param-gather"],
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("trainer")
+    make_checkpoint(path / "model")
+    make_checkpoint(path / "reference", seed=1)
+    return path
+
+
+def make_job(folder: Path, *flags: str, workers: int = 1, steps: slice = slice(0, STEPS), **paths: Path) -> Job:
+    batches = [make_batch(step, updates=2) for step in range(STEPS)]
+    reference = ["--ref-load", str(folder / "reference")]
+    return Job(make_config(folder / "model", *TERMS, *reference, *flags, workers=workers), batches[steps], **paths)
+
+
+@pytest.fixture(scope="module")
+def single(folder: Path) -> dict[str, Outcome]:
+    saved = folder / "checkpoint"
+    jobs = {
+        "whole": make_job(folder),
+        "one_sample_each": make_job(folder, "--micro-batch-size", "1"),
+        "first_two": make_job(folder, steps=slice(0, 2), save=saved),
+        "resumed": make_job(folder, steps=slice(2, 3), load=saved),
+    }
+    return dict(zip(jobs, run_jobs(list(jobs.values()), 1), strict=True))
+
+
+@pytest.fixture(scope="module")
+def double(folder: Path, single: dict[str, Outcome]) -> dict[str, Outcome]:
+    saved = folder / "checkpoint"
+    jobs = {name: make_job(folder, *flags, workers=2) for name, flags in SPLITS.items()}
+    for name in ("dp2", "tp2", "pp2"):
+        jobs[f"resumed_{name}"] = make_job(folder, *SPLITS[name], workers=2, steps=slice(2, 3), load=saved)
+    return dict(zip(jobs, run_jobs(list(jobs.values()), 2), strict=True))
+
+
+def test_terms_of_the_loss_are_all_there(single: dict[str, Outcome]) -> None:
+    last = single["whole"].metrics[-1]
+    parts = last["train/pg_loss"] + 0.1 * last["train/kl_loss"] - 0.01 * last["train/entropy"]
+    assert last["train/loss"] == pytest.approx(parts, rel=1e-6)
+    assert last["train/kl_loss"] > 0.01
+
+
+def test_micro_batch_size_does_not_change_training(single: dict[str, Outcome]) -> None:
+    assert relative_difference(single["one_sample_each"], single["whole"]) < LIMIT
+
+
+@pytest.mark.parametrize("split", list(SPLITS))
+def test_two_workers_train_as_one_does(split: str, single: dict[str, Outcome], double: dict[str, Outcome]) -> None:
+    assert relative_difference(double[split], single["whole"]) < LIMIT
+
+
+def test_resumed_run_continues_exactly(single: dict[str, Outcome]) -> None:
+    resumed, whole = single["resumed"], single["whole"]
+    assert resumed.loaded == {"step": 2, "extra": {"cursor": 17}}
+    for name in ("train/loss", "train/grad_norm", "train/lr", "train/entropy"):
+        assert resumed.metrics[0][name] == whole.metrics[2][name]
+    assert all(torch.equal(resumed.weights[name], tensor) for name, tensor in whole.weights.items())
+
+
+@pytest.mark.parametrize("split", ["dp2", "tp2", "pp2"])
+def test_checkpoint_loads_on_another_layout(split: str, single: dict[str, Outcome], double: dict[str, Outcome]) -> None:
+    resumed = double[f"resumed_{split}"]
+    whole = Outcome(metrics=single["whole"].metrics[2:], weights=single["whole"].weights)
+    assert relative_difference(resumed, whole) < LIMIT

@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from factories import make_config, write_prompts
+
+from slime_rl.buffer.conformance import fill, indices
+from slime_rl.buffer.ledger_buffer import LedgerBuffer
+from slime_rl.buffer.sources import FilePromptSource
+from slime_rl.config import Config
+from slime_rl.types import Group, Prompt
+
+
+def make_buffer(tmp_path: Path, *flags: str) -> LedgerBuffer:
+    config = make_config(tmp_path, "--n-samples-per-prompt", "2", *flags)
+    return LedgerBuffer(config, FilePromptSource(config))
+
+
+def saved(buffer: LedgerBuffer) -> dict[str, Any]:
+    return json.loads(json.dumps(buffer.state_dict()))
+
+
+def resume(tmp_path: Path, buffer: LedgerBuffer, *flags: str) -> LedgerBuffer:
+    again = make_buffer(tmp_path, *flags)
+    again.load_state_dict(saved(buffer))
+    return again
+
+
+def train(buffer: LedgerBuffer, step: int, num_groups: int) -> list[tuple[int, int, int]]:
+    """One synchronous step: (group, epoch, row) of what trained."""
+    missing = max(0, num_groups - len(buffer))
+    for group in buffer.reserve(missing):
+        buffer.admit(fill(group))
+    groups = buffer.take(step, num_groups)
+    buffer.commit(step)
+    return [(g.group_index, g.epoch, g.source_index) for g in groups]
+
+
+def test_samples_are_numbered_by_group_and_do_not_share_metadata(tmp_path: Path) -> None:
+    groups = make_buffer(tmp_path).reserve(2)
+    assert [s.index for g in groups for s in g.samples] == [0, 1, 2, 3]
+    assert [s.rollout_id for s in groups[1].samples] == [2, 3]
+    groups[0].samples[0].metadata["seen"] = True
+    assert groups[0].samples[1].metadata == {}
+
+
+def test_eight_groups_from_three_prompts(tmp_path: Path) -> None:
+    assert [g.epoch for g in make_buffer(tmp_path).reserve(8)] == [0, 0, 0, 1, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("stops", [(7, 12, 17), (1, 2, 3), (3, 6, 9)])
+def test_a_run_that_is_killed_and_resumed_trains_the_same_prompts_in_each_step(
+    tmp_path: Path, stops: tuple[int, ...]
+) -> None:
+    flags = ("--prompt-data", str(write_prompts(tmp_path / "p.jsonl", 9)))
+    whole = make_buffer(tmp_path, *flags)
+    expected = [train(whole, step, 4) for step in range(20)]
+    buffer, steps = make_buffer(tmp_path, *flags), []
+    for step in range(20):
+        steps.append(train(buffer, step, 4))
+        if step + 1 in stops:
+            kept = saved(buffer)
+            buffer.reserve(3)  # the next step had begun when the run was killed
+            buffer = make_buffer(tmp_path, *flags)
+            buffer.load_state_dict(kept)
+    assert steps == expected
+
+
+def test_the_step_that_ran_ahead_trains_the_same_groups_after_a_resume(tmp_path: Path) -> None:
+    flags = ("--buffer-filter-path", "freshest_first")
+    buffer = make_buffer(tmp_path, *flags)
+    for group in buffer.reserve(6):
+        buffer.admit(fill(group))
+    buffer.take(0, 2)
+    ahead = buffer.take(1, 2)
+    buffer.commit(0)
+    resumed = resume(tmp_path, buffer, *flags)
+    for group in resumed.reserve(2):
+        fresh = fill(group)
+        for sample in fresh.samples:
+            sample.weight_versions = [9] * sample.response_length
+        resumed.admit(fresh)
+    assert resumed.take(1, 2) == ahead
+    assert not set(indices(resumed.take(2, 2))) & set(indices(ahead))
+
+
+def test_waiting_and_partial_groups_survive_a_resume(tmp_path: Path) -> None:
+    buffer = make_buffer(tmp_path)
+    groups = buffer.reserve(3)
+    for sample in groups[1].samples:
+        sample.set_prompt_tokens([5])
+        sample.append_tokens([6, 7], log_probs=[-0.3, -0.7], versions=[1, 1])
+    groups[1].attempts = 2
+    for group in groups:
+        buffer.requeue(group)
+    again = resume(tmp_path, buffer).reserve(4)
+    assert again[:3] == groups
+    assert again[1].attempts == 2
+    assert again[3].group_index == 3
+
+
+def test_what_a_reserved_partial_group_gained_is_not_saved_half_done(tmp_path: Path) -> None:
+    buffer = make_buffer(tmp_path)
+    (group,) = buffer.reserve(1)
+    fill(group, num_tokens=1)
+    buffer.requeue(group)
+    (going_on,) = buffer.reserve(1)
+    going_on.samples[0].tokens.append(99)  # in the middle of a change
+    (again,) = resume(tmp_path, buffer).reserve(1)
+    assert again == group
+
+
+def test_take_without_enough_groups_says_how_many_there_are(tmp_path: Path) -> None:
+    buffer = make_buffer(tmp_path)
+    buffer.admit(fill(buffer.reserve(1)[0]))
+    with pytest.raises(ValueError, match="step 0 asks for 2 groups, but only 1 are generated"):
+        buffer.take(0, 2)
+
+
+def test_a_source_that_runs_short_is_an_error_and_changes_nothing(tmp_path: Path) -> None:
+    buffer = make_buffer(tmp_path)
+    (group,) = buffer.reserve(1)
+    buffer.requeue(group)
+
+    class Dry:
+        def next_prompts(self, num_prompts: int) -> list[tuple[int, Prompt]]:
+            return []
+
+    buffer.source = Dry()  # type: ignore[assignment]
+    with pytest.raises(ValueError, match="gave 0 prompts where 2 were asked for"):
+        buffer.reserve(3)
+    assert buffer.counts()["waiting"] == 1
+
+
+def fill_with_version(group: Group, version: int) -> Group:
+    fill(group)
+    for sample in group.samples:
+        sample.weight_versions = [version] * sample.response_length
+    return group
+
+
+@pytest.mark.parametrize(
+    ("policy", "order"), [("oldest_first", [0, 1, 2]), ("freshest_first", [1, 2, 0]), ("stalest_first", [0, 2, 1])]
+)
+def test_policies_choose_by_age(tmp_path: Path, policy: str, order: list[int]) -> None:
+    buffer = make_buffer(tmp_path, "--buffer-filter-path", policy)
+    for group, version in zip(buffer.reserve(3), (1, 7, 4), strict=True):
+        buffer.admit(fill_with_version(group, version))
+    assert indices(resume(tmp_path, buffer, "--buffer-filter-path", policy).take(0, 3)) == order
+    assert [indices(buffer.take(step, 1))[0] for step in range(3)] == order
+
+
+def test_high_variance_groups_may_train_first(tmp_path: Path) -> None:
+    buffer = make_buffer(tmp_path, "--buffer-filter-path", "by_reward_variance")
+    for group, spread in zip(buffer.reserve(3), (0.0, 1.0, 0.5), strict=True):
+        fill(group)
+        group.samples[0].reward, group.samples[1].reward = 0.1, 0.1 + spread
+        buffer.admit(group)
+    assert indices(buffer.take(0, 3)) == [1, 2, 0]
+
+
+def last_first(config: Config, step: int, groups: list[Group], num_groups: int) -> list[Group]:
+    return groups[::-1][:num_groups]
+
+
+def makes_its_own(config: Config, step: int, groups: list[Group], num_groups: int) -> list[Group]:
+    return [Group(group_index=77, source_index=0, epoch=0, samples=groups[0].samples)] * num_groups
+
+
+def gives_too_few(config: Config, step: int, groups: list[Group], num_groups: int) -> list[Group]:
+    return groups[:1]
+
+
+def gives_one_twice(config: Config, step: int, groups: list[Group], num_groups: int) -> list[Group]:
+    return groups[:1] * num_groups
+
+
+def test_an_own_policy_chooses(tmp_path: Path) -> None:
+    buffer = make_buffer(tmp_path, "--buffer-filter-path", f"{__name__}:last_first")
+    for group in buffer.reserve(5):
+        buffer.admit(fill(group))
+    assert indices(buffer.take(0, 2)) == [4, 3]
+    assert indices(buffer.take(1, 2)) == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        ("makes_its_own", r"returned groups that it was not given: \[77\]"),
+        ("gives_too_few", "returned 1 groups for step 0, which trains on 2"),
+        ("gives_one_twice", "returned a group twice"),
+    ],
+)
+def test_a_policy_that_breaks_the_rules_is_named_and_nothing_changes(tmp_path: Path, policy: str, message: str) -> None:
+    buffer = make_buffer(tmp_path, "--buffer-filter-path", f"{__name__}:{policy}")
+    for group in buffer.reserve(3):
+        buffer.admit(fill(group))
+    with pytest.raises(ValueError, match=message):
+        buffer.take(0, 2)
+    assert len(buffer) == 3
+
+
+def test_an_unknown_policy_is_refused_at_start(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"--buffer-filter-path: 'oldestfirst' is not .*did you mean 'oldest_first'"):
+        make_buffer(tmp_path, "--buffer-filter-path", "oldestfirst")
+
+
+def test_loading_another_dataset_is_refused_before_anything_changes(tmp_path: Path) -> None:
+    buffer = make_buffer(tmp_path)
+    buffer.reserve(2)
+    other = make_buffer(tmp_path, "--prompt-data", str(write_prompts(tmp_path / "other.jsonl", 3)))
+    with pytest.raises(ValueError, match=r"trained on prompts.jsonl .* is other.jsonl"):
+        other.load_state_dict(saved(buffer))
+    assert indices(other.reserve(1)) == [0]
+
+
+def test_committed_groups_release_their_payload(tmp_path: Path) -> None:
+    buffer = make_buffer(tmp_path)
+    for step in range(5):
+        train(buffer, step, 4)
+    assert len(buffer.payloads) == 0
+    assert buffer.payloads.memory_bytes == 0
+    assert buffer.state_dict()["records"][0] == []
+
+
+def test_a_generated_group_may_be_dropped_when_it_got_too_old(tmp_path: Path) -> None:
+    buffer = make_buffer(tmp_path)
+    groups = [fill(group) for group in buffer.reserve(3)]
+    for group in groups:
+        buffer.admit(group)
+    buffer.drop(groups[0], "stale")
+    assert indices(buffer.take(0, 2)) == [1, 2]
+    assert buffer.counts()["dropped/stale"] == 1

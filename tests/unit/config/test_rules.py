@@ -1,0 +1,132 @@
+"""Every rule: the error names the flag, the rule and the value received."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from factories import make_config, write_prompts
+
+RULES = [
+    ("--rollout-batch-size", "0", "must be > 0", "0"),
+    ("--n-samples-per-prompt", "-1", "must be > 0", "-1"),
+    ("--num-steps", "-1", "must be >= 0", "-1"),
+    ("--num-updates-per-rollout", "7", "must divide", "7"),
+    ("--num-epochs-per-rollout", "0", "must be > 0", "0"),
+    ("--global-batch-size", "10", "must equal --rollout-batch-size x --n-samples-per-prompt", "10"),
+    ("--max-tokens-per-worker", "0", "must be > 0", "0"),
+    ("--micro-batch-size", "0", "must be > 0", "0"),
+    ("--lr", "-1.0", "must be >= 0", "-1.0"),
+    ("--min-lr", "1.0", "must be <= --lr", "1.0"),
+    ("--lr", "nan", "must be >= 0", "nan"),
+    ("--adam-beta1", "1.0", r"must be in [0, 1)", "1.0"),
+    ("--adam-eps", "0", "must be > 0", "0.0"),
+    ("--lr-decay-updates", "0", "must be > 0", "0"),
+    ("--eps-clip", "1.5", "must be < 1", "1.5"),
+    ("--eps-clip-c", "0.5", "must be > 1", "0.5"),
+    ("--gamma", "1.5", "must be in [0, 1]", "1.5"),
+    ("--lambd", "-0.5", "must be in [0, 1]", "-0.5"),
+    ("--kl-coef", "-0.5", "must be >= 0", "-0.5"),
+    ("--kl-loss-coef", "0.5", "needs --use-kl-loss", "0.5"),
+    ("--rollout-temperature", "0", "must be > 0", "0.0"),
+    ("--rollout-top-p", "0", "must be in (0, 1]", "0.0"),
+    ("--rollout-top-k", "0", "must be -1 or > 0", "0"),
+    ("--max-response-len", "0", "must be > 0", "0"),
+    ("--rollout-ahead", "-1", "must be >= 0", "-1"),
+    ("--rollout-concurrency", "0", "must be > 0", "0"),
+    ("--reward-timeout-s", "0", "must be > 0", "0.0"),
+    ("--eval-top-p", "2.0", "must be in (0, 1]", "2.0"),
+    ("--eval-temperature", "inf", "must be finite", "inf"),
+    ("--eval-interval", "5", "needs --eval-prompt-data", "5"),
+    ("--eval-prompt-data", "name", "takes pairs NAME FILE", "name"),
+    ("--train-num-workers", "0", "must be > 0", "0"),
+    ("--start-timeout-s", "0", "must be > 0", "0.0"),
+    ("--sequence-parallel", None, "needs --tensor-model-parallel-size > 1", "1"),
+    ("--save-interval", "0", "must be > 0", "0"),
+    ("--keep-checkpoints", "0", "must be > 0", "0"),
+    ("--load", "no/such/folder", "must be a folder that exists", "no/such/folder"),
+    ("--prompt-data", "no/such/file.jsonl", "must be a file that exists", "no/such/file.jsonl"),
+    ("--ref-load", "no/such/folder", "must be a folder that exists", "no/such/folder"),
+    ("--log-samples", "-1", "must be >= 0", "-1"),
+    ("--weight-sync-bucket-bytes", "0", "must be > 0", "0"),
+    ("--engine-health-timeout-s", "0", "must be > 0", "0.0"),
+    ("--stop-at-eval-accuracy", "0.9", "needs --eval-prompt-data", "None"),
+]
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "rule", "shown"), RULES, ids=[f"{flag}={value}" for flag, value, *_ in RULES]
+)
+def test_error_names_flag_rule_and_value(tmp_path: Path, flag: str, value: str | None, rule: str, shown: str) -> None:
+    with pytest.raises(ValueError) as error:
+        make_config(tmp_path, flag, *([] if value is None else [value]))
+    message = str(error.value)
+    assert message.startswith(flag), message
+    assert rule in message and f"got {shown}" in message.replace("'", "").replace("(", "").replace(",)", ""), message
+
+
+def test_workers_must_fill_whole_models(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"--train-num-workers must be a multiple of .* = 2, got 3"):
+        make_config(tmp_path, "--train-num-workers", "3", "--tensor-model-parallel-size", "2")
+
+
+def test_supervised_training_takes_one_sample_per_row_and_a_label(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"--n-samples-per-prompt must be 1 with --loss sft .*, got 8"):
+        make_config(tmp_path, "--loss", "sft")
+    with pytest.raises(ValueError, match="--label-key is needed with --loss sft, got 'none'"):
+        make_config(tmp_path, "--loss", "sft", "--n-samples-per-prompt", "1", "--label-key", "none")
+
+
+def test_spread_filter_needs_a_group(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"--dynamic-filter-path nonzero_std needs --n-samples-per-prompt > 1.*got 1"):
+        make_config(tmp_path, "--n-samples-per-prompt", "1", "--dynamic-filter-path", "nonzero_std")
+
+
+def test_warmup_must_end_before_the_schedule_does(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"--lr-warmup-updates must be < --lr-decay-updates \(10\), got 10"):
+        make_config(tmp_path, "--lr-warmup-updates", "10", "--lr-decay-updates", "10")
+
+
+def test_evaluation_sets_have_names_of_their_own(tmp_path: Path) -> None:
+    path = str(write_prompts(tmp_path / "eval.jsonl"))
+    with pytest.raises(ValueError, match="--eval-prompt-data must give every set its own name"):
+        make_config(tmp_path, "--eval-prompt-data", "math", path, "math", path)
+    with pytest.raises(ValueError, match="--eval-prompt-data takes names without '/'"):
+        make_config(tmp_path, "--eval-prompt-data", "a/b", path)
+
+
+def test_training_without_prompts_names_the_flag(tmp_path: Path) -> None:
+    from factories import write_model_folder
+
+    from slime_rl.config import parse_config
+
+    model = write_model_folder(tmp_path / "model")
+    with pytest.raises(ValueError, match="--prompt-data is needed unless --num-steps is 0"):
+        parse_config(["--hf-checkpoint", str(model)])
+
+
+def test_derived_sizes_follow_from_the_flags(tmp_path: Path) -> None:
+    flags = ["--rollout-batch-size", "6", "--n-samples-per-prompt", "4", "--num-updates-per-rollout", "3"]
+    config = make_config(tmp_path, *flags, "--global-batch-size", "8")
+    assert config.train.samples_per_rollout == 24
+    assert config.train.samples_per_update == 8
+    assert config.data_parallel_size == 1
+
+
+def test_engines_are_needed_for_rollouts_and_evaluation_only(tmp_path: Path) -> None:
+    sft = ["--loss", "sft", "--n-samples-per-prompt", "1"]
+    path = str(write_prompts(tmp_path / "eval.jsonl"))
+    assert make_config(tmp_path).needs_engines
+    assert not make_config(tmp_path, *sft).needs_engines
+    assert make_config(tmp_path, *sft, "--eval-prompt-data", "math", path).needs_engines
+
+
+def test_folders_follow_from_the_run_folder(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    assert config.checkpoint_dir == tmp_path / "run" / "checkpoints"
+    assert make_config(tmp_path, "--save", "elsewhere").checkpoint_dir == Path("elsewhere")
+
+
+def test_slice_of_a_prompt_file_is_checked_by_its_file(tmp_path: Path) -> None:
+    path = write_prompts(tmp_path / "part.jsonl")
+    assert make_config(tmp_path, "--prompt-data", f"{path}@[0:2]").data.prompt_data == f"{path}@[0:2]"

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from slime_rl.data import DataProto, DataProtoItem, Ragged, object_array
+
+
+def make(n: int = 4, **meta: object) -> DataProto:
+    return DataProto(
+        {"x": torch.arange(n * 2.0).reshape(n, 2), "r": Ragged.from_list([[i] * i for i in range(n)], torch.int64)},
+        {"text": object_array([f"row {i}" for i in range(n)])},
+        {"step": 3, **meta},
+    )
+
+
+def test_fields_must_have_equal_rows() -> None:
+    with pytest.raises(ValueError, match=r"equal numbers of rows, got \{'a': 2, 'b': 3\}"):
+        DataProto({"a": torch.zeros(2), "b": torch.zeros(3)})
+    with pytest.raises(ValueError, match="'t'.*numpy array"):
+        DataProto({"a": torch.zeros(2)}, {"t": ["x", "y"]})  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match="both a tensor and a non-tensor"):
+        DataProto({"a": torch.zeros(2)}, {"a": np.zeros(2)})
+
+
+def test_from_dict_keeps_lists_as_objects_even_when_they_have_equal_lengths() -> None:
+    batch = DataProto.from_dict({"x": [1, 2]}, {"messages": [["a", "b"], ["c", "d"]]})
+    assert batch.non_tensors["messages"].shape == (2,)
+    assert batch[1]["messages"] == ["c", "d"]
+
+
+def test_index_by_int_gives_one_item() -> None:
+    item = make()[-2]
+    assert isinstance(item, DataProtoItem)
+    assert item["x"].tolist() == [4.0, 5.0]
+    assert item["r"].tolist() == [2, 2]
+    assert item["text"] == "row 2"
+    with pytest.raises(IndexError):
+        make()[4]
+
+
+@pytest.mark.parametrize(
+    ("item", "rows"),
+    [(slice(1, 3), [1, 2]), ([2, 0], [2, 0]), (np.array([0, 0, 3]), [0, 0, 3]), ([True, False, False, True], [0, 3])],
+)
+def test_index_by_slice_list_array_and_mask(item: object, rows: list[int]) -> None:
+    part = make()[item]
+    assert part["text"].tolist() == [f"row {i}" for i in rows]
+    assert part["r"].to_list() == [[i] * i for i in rows]
+    assert part["x"][:, 0].tolist() == [2.0 * i for i in rows]
+    assert part.meta_info == {"step": 3}
+
+
+def test_select_shares_storage_unless_asked_not_to() -> None:
+    batch = make()
+    batch.select(["x"])["x"][0, 0] = 77.0
+    assert batch["x"][0, 0] == 77.0
+    batch.select(["x"], deepcopy=True)["x"][0, 0] = 1.0
+    assert batch["x"][0, 0] == 77.0
+    assert batch.select(["text"], meta_keys=[]).meta_info == {}
+    with pytest.raises(ValueError, match=r"no field \['nope'\]; there are \['r', 'text', 'x'\]"):
+        batch.select(["nope"])
+
+
+def test_pop_removes_and_returns_and_a_missing_key_removes_nothing() -> None:
+    batch = make()
+    with pytest.raises(ValueError, match="nope"):
+        batch.pop(["x", "nope"])
+    popped = batch.pop(["x", "text"], meta_keys=["step"])
+    assert popped.keys() == ["x", "text"]
+    assert popped.meta_info == {"step": 3}
+    assert batch.keys() == ["r"]
+    assert batch.meta_info == {}
+
+
+def test_rename_works_in_place_and_does_not_overwrite() -> None:
+    batch = make().rename(["x", "text"], ["y", "words"])
+    assert sorted(batch.keys()) == ["r", "words", "y"]
+    with pytest.raises(ValueError, match="overwrite"):
+        batch.rename("y", "r")
+
+
+def test_union_adds_in_place_and_refuses_different_values_under_one_name() -> None:
+    batch = make()
+    result = batch.union(DataProto({"x": batch["x"].clone(), "new": torch.ones(4)}, None, {"lr": 1.0}))
+    assert result is batch
+    assert batch.meta_info == {"step": 3, "lr": 1.0}
+    with pytest.raises(ValueError, match="'new'.*different values"):
+        batch.union(DataProto({"new": torch.zeros(4)}))
+    with pytest.raises(ValueError, match="4 and 3 rows"):
+        batch.union(make(3))
+    with pytest.raises(ValueError, match="step"):
+        batch.union(DataProto(None, None, {"step": 4}))
+    assert batch["new"].tolist() == [1.0] * 4
+
+
+def test_union_takes_nan_for_nan_in_tensors_and_objects() -> None:
+    nan = DataProto({"x": torch.tensor([float("nan"), 1.0])}, {"o": object_array([{"s": float("nan")}, None])})
+    other = DataProto({"x": torch.tensor([float("nan"), 1.0])}, {"o": object_array([{"s": float("nan")}, None])})
+    assert nan.union(other) == other
+
+
+def test_to_device_moves_dense_and_ragged() -> None:
+    moved = make().to("meta")
+    assert moved["x"].device.type == "meta"
+    assert moved["r"].values.device.type == "meta"
+
+
+@pytest.mark.parametrize("protocol", [2, 5])
+def test_pickle_round_trip(protocol: int) -> None:
+    batch = make()
+    batch.tensors["half"] = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.bfloat16)
+    assert pickle.loads(pickle.dumps(batch, protocol=protocol)) == batch
+
+
+def test_pickle_hands_memory_over_without_copy_or_warning_even_when_it_is_read_only() -> None:
+    batch = DataProto({"x": torch.arange(100_000.0)})
+    buffers: list[pickle.PickleBuffer] = []
+    stream = pickle.dumps(batch, protocol=5, buffer_callback=buffers.append)
+    read_only = [memoryview(bytes(buffer.raw())) for buffer in buffers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = pickle.loads(stream, buffers=read_only)
+    assert again == batch
+    assert again["x"].data_ptr() == np.frombuffer(read_only[0], dtype=np.uint8).ctypes.data

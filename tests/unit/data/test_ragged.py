@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from slime_rl.data import Ragged
+
+ROWS = [[1, 2, 3], [], [4], [5, 6]]
+
+
+def make() -> Ragged:
+    return Ragged.from_list(ROWS, torch.int64)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.float32, torch.bfloat16, torch.bool])
+def test_from_list_keeps_rows_and_dtype(dtype: torch.dtype) -> None:
+    ragged = Ragged.from_list(ROWS, dtype)
+    assert ragged.dtype == dtype
+    assert ragged.lengths.tolist() == [3, 0, 1, 2]
+    assert [row.tolist() for row in ragged.rows()] == [torch.tensor(r).to(dtype).tolist() for r in ROWS]
+
+
+def test_from_list_takes_tensors_and_arrays() -> None:
+    assert Ragged.from_list([torch.tensor([1, 2, 3]), torch.tensor([]).long(), torch.tensor([4])]) == make()[:3]
+    assert Ragged.from_list([np.array([1, 2, 3]), np.array([], dtype=np.int64), np.array([4])]) == make()[:3]
+
+
+@pytest.mark.parametrize(
+    ("item", "rows"),
+    [
+        (slice(1, 3), [1, 2]),
+        (slice(None, None, -1), [3, 2, 1, 0]),
+        ([3, 0, 0], [3, 0, 0]),
+        ([-1], [3]),
+        ([], []),
+        (torch.tensor([2, 1]), [2, 1]),
+        (np.array([True, False, False, True]), [0, 3]),
+        ([True, False, True, False], [0, 2]),
+    ],
+)
+def test_index_by_slice_list_tensor_and_mask(item: object, rows: list[int]) -> None:
+    assert make()[item].to_list() == [ROWS[i] for i in rows]
+
+
+def test_a_row_and_a_slice_share_memory() -> None:
+    ragged = make()
+    ragged[0][0] = 100
+    ragged[2:].values[0] = 400
+    assert ragged.to_list() == [[100, 2, 3], [], [400], [5, 6]]
+
+
+def test_a_row_that_does_not_exist_and_a_mask_of_another_length_are_refused() -> None:
+    with pytest.raises(IndexError, match="row 4 of 4"):
+        make()[4]
+    with pytest.raises(IndexError, match="row 4 of 4"):
+        make()[[0, 4]]
+    with pytest.raises(ValueError, match="2 entries for 4 rows"):
+        make()[[True, False]]
+
+
+def test_concat_and_padding() -> None:
+    both = Ragged.concat([make()[:2], make()[2:]])
+    assert both == make()
+    assert make().to_padded(-1).tolist() == [[1, 2, 3], [-1, -1, -1], [4, -1, -1], [5, 6, -1]]
+    with pytest.raises(ValueError, match="dtypes"):
+        Ragged.concat([make(), Ragged.from_list(ROWS, torch.int32)])
+
+
+def test_rows_may_have_more_dimensions() -> None:
+    ragged = Ragged.from_lengths(torch.arange(12).reshape(6, 2), [2, 1, 3])
+    assert ragged[1].tolist() == [[4, 5]]
+    assert ragged[[2, 0]].values.tolist() == [[6, 7], [8, 9], [10, 11], [0, 1], [2, 3]]
+    assert ragged.to_padded().shape == (3, 3, 2)
+
+
+def test_offsets_must_fit_the_values() -> None:
+    with pytest.raises(ValueError, match="rise from 0"):
+        Ragged(torch.arange(3), torch.tensor([0, 2, 1, 3]))
+    with pytest.raises(ValueError, match="rise from 0"):
+        Ragged(torch.arange(3), torch.tensor([0, 2]))
+
+
+def test_equality_sees_values_rows_and_dtype_and_takes_nan_for_nan() -> None:
+    nan = Ragged.from_list([[float("nan")], [1.0]], torch.float32)
+    assert nan == Ragged.from_list([[float("nan")], [1.0]], torch.float32)
+    assert make() != Ragged.from_list(ROWS, torch.int32)
+    assert make() != Ragged.from_lengths(make().values, [2, 1, 1, 2])
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float32, torch.bfloat16])
+def test_pickling_hands_the_memory_over_out_of_band(dtype: torch.dtype) -> None:
+    ragged = Ragged.from_list([list(range(50_000)), [1]], dtype)
+    buffers: list[pickle.PickleBuffer] = []
+    stream = pickle.dumps(ragged, protocol=5, buffer_callback=buffers.append)
+    assert len(stream) < 1000
+    again = pickle.loads(stream, buffers=buffers)
+    assert again == ragged
+    assert again.values.data_ptr() == ragged.values.data_ptr()

@@ -1,0 +1,124 @@
+"""Command lines of engine and router, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from factories import make_config
+
+from slime_rl.engine.arguments import (
+    check_context_length,
+    check_router_args,
+    check_sglang_args,
+    sglang_arguments,
+)
+from slime_rl.engine.router import router_arguments
+
+FITS = ("--max-prompt-len", "100", "--max-response-len", "156")  # 256 positions in the factory's model
+
+
+def engine_arguments(tmp_path: Path, *flags: str, device: str = "cpu", index: int = 0) -> list[str]:
+    return sglang_arguments(make_config(tmp_path, *flags), index, device, "127.0.0.1", 1234, None)  # type: ignore[arg-type]
+
+
+def test_engine_arguments_follow_our_flags(tmp_path: Path) -> None:
+    flags = ("--train-dtype", "bfloat16", "--seed", "10", "--rollout-num-gpus-per-engine", "2", "--engine-mem-fraction", "0.3")
+    arguments = engine_arguments(tmp_path, *flags, index=3)
+    expected = {"--dtype=bfloat16", "--random-seed=13", "--tp-size=2", "--mem-fraction-static=0.3", "--port=1234"}
+    assert expected <= set(arguments)
+    assert "--weight-version=0" in arguments
+    assert f"--model-path={tmp_path / 'model'}" in arguments
+
+
+def test_cpu_and_cuda_engines_differ_in_backend_and_schedule(tmp_path: Path) -> None:
+    cpu, cuda = engine_arguments(tmp_path), engine_arguments(tmp_path, device="cuda")
+    assert {"--attention-backend=torch_native", "--sleep-on-idle", "--disable-overlap-schedule"} <= set(cpu)
+    assert not any(a.startswith(("--attention-backend", "--sleep-on-idle", "--disable-overlap")) for a in cuda)
+
+
+def test_colocated_cuda_engines_can_release_memory(tmp_path: Path) -> None:
+    assert "--enable-memory-saver" in engine_arguments(tmp_path, "--colocate", device="cuda")
+    assert "--enable-memory-saver" not in engine_arguments(tmp_path, device="cuda")
+
+
+def test_in_place_updates_run_without_prefix_cache(tmp_path: Path) -> None:
+    in_place = engine_arguments(tmp_path, "--weight-update-mode", "in_place", device="cuda")
+    assert {"--disable-radix-cache", "--disable-overlap-schedule"} <= set(in_place)
+    assert "--disable-radix-cache" not in engine_arguments(tmp_path, device="cuda")
+
+
+def test_users_own_arguments_come_last(tmp_path: Path) -> None:
+    assert engine_arguments(tmp_path, "--sglang-log-level", "error")[-2:] == ["--log-level", "error"]
+    arguments = router_arguments(make_config(tmp_path, "--router-log-level", "debug"), "127.0.0.1", 1, 2)
+    assert arguments[-2:] == ["--log-level", "debug"]
+
+
+def test_router_notices_dead_engines_within_the_health_timeout(tmp_path: Path) -> None:
+    arguments = router_arguments(make_config(tmp_path, "--engine-health-timeout-s", "30"), "127.0.0.1", 1, 2)
+    values = dict(a.removeprefix("--").split("=") for a in arguments)
+    interval, timeout = int(values["health-check-interval-secs"]), int(values["health-check-timeout-secs"])
+    assert int(values["health-failure-threshold"]) * (interval + timeout) <= 30
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--router-cache-treshold", "0.5"), "--router-cache-treshold.*did you mean --router-cache-threshold"),
+        (("--router-cache-threshold", "many"), "sglang-router refuses.*invalid float value: 'many'"),
+        (("--router-prometheus-port", "3"), "--router-prometheus-port cannot be passed through: the run chooses it"),
+        (("--router-request-timeout-secs", "3"), "cannot be passed through: use --request-timeout-s"),
+    ],
+)
+def test_bad_router_arguments_are_refused(tmp_path: Path, flags: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_router_args(make_config(tmp_path, *flags))
+
+
+def test_good_router_arguments_pass(tmp_path: Path) -> None:
+    check_router_args(make_config(tmp_path, "--router-cache-threshold", "0.5", "--router-dp-aware"))
+
+
+def test_without_passed_arguments_sglang_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("a process was started"))
+    check_sglang_args(make_config(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ({"unknown": ["--chunked-prefil-size", "8"]}, "did you mean --sglang-chunked-prefill-size"),
+        ({"error": "argument --chunked-prefill-size: invalid int value: 'x'"}, "SGLang refuses.*invalid int value: 'x'"),
+    ],
+)
+def test_what_sglang_says_becomes_an_error_about_our_flag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: dict[str, object], message: str
+) -> None:
+    import json
+    import subprocess
+
+    said = {"options": {"--chunked-prefill-size": "chunked_prefill_size"}, "unknown": [], "error": None, **answer}
+    finished = subprocess.CompletedProcess([], 0, stdout="noise\n" + json.dumps(said) + "\n", stderr="")
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: finished)
+    flag = "--sglang-chunked-prefil-size" if "unknown" in answer else "--sglang-chunked-prefill-size"
+    with pytest.raises(ValueError, match=message):
+        check_sglang_args(make_config(tmp_path, flag, "8"))
+
+
+def test_a_sequence_longer_than_the_model_is_refused(tmp_path: Path) -> None:
+    check_context_length(make_config(tmp_path, *FITS))
+    with pytest.raises(ValueError, match=r"\(101 \+ 156 = 257\) is more than the 256 positions of the model"):
+        check_context_length(make_config(tmp_path, *FITS, "--max-prompt-len", "101"))
+    with pytest.raises(ValueError, match=r"\(100 \+ 200 = 300\) is more than the 256 positions"):
+        check_context_length(make_config(tmp_path, *FITS, "--eval-max-response-len", "200"))
+
+
+def test_an_explicit_context_length_counts_instead(tmp_path: Path) -> None:
+    longer = (*FITS, "--max-prompt-len", "200")
+    check_context_length(make_config(tmp_path, *longer, "--sglang-context-length", "512"))
+    check_context_length(make_config(tmp_path, *longer, "--sglang-context-length=512"))
+
+
+def test_a_sequence_longer_than_the_kv_cache_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="more than --engine-max-total-tokens, got 200"):
+        check_context_length(make_config(tmp_path, *FITS, "--engine-max-total-tokens", "200"))

@@ -1,0 +1,123 @@
+"""The control client against a scripted server: what is sent, what fails at once, what is tried again."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from slime_rl.engine.control import EngineControl, EngineError
+from slime_rl.engine.ports import free_port
+
+
+class ScriptedEngine:
+    """Answers every route with `answers[path]` (status, body), 200 and {} when not given."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+        self.answers: dict[str, tuple[int, Any]] = {}
+        self.delay_s = 0.0
+
+    async def handle(self, request: web.Request) -> web.Response:
+        self.calls.append((request.path, await request.json() if request.can_read_body else None))
+        await asyncio.sleep(self.delay_s)
+        status, body = self.answers.get(request.path, (200, {}))
+        return web.json_response(body, status=status)
+
+
+@asynccontextmanager
+async def running(engine: ScriptedEngine, port: int | None = None) -> AsyncIterator[EngineControl]:
+    app = web.Application()
+    app.router.add_route("*", "/{tail:.*}", engine.handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    port = port or free_port()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    try:
+        async with EngineControl(f"http://127.0.0.1:{port}", timeout_s=5) as control:
+            yield control
+    finally:
+        await runner.cleanup()
+
+
+def test_refusals_fail_at_once_with_the_engines_answer() -> None:
+    async def scenario() -> None:
+        engine = ScriptedEngine()
+        engine.answers["/begin_weight_update"] = (400, {"message": "a session is already open"})
+        async with running(engine) as control:
+            with pytest.raises(EngineError, match="/begin_weight_update refused: HTTP 400: .*already open"):
+                await control.begin_weight_update()
+        assert len(engine.calls) == 1
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_comes_up_late_is_tried_again() -> None:
+    async def scenario() -> None:
+        engine, port = ScriptedEngine(), free_port()
+        async with EngineControl(f"http://127.0.0.1:{port}") as early:
+            waiting = asyncio.create_task(early.pause("retract"))
+            await asyncio.sleep(0.1)
+            async with running(engine, port):
+                await waiting
+        assert engine.calls == [("/pause_generation", {"mode": "retract"})]
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_stays_away_is_an_error_soon() -> None:
+    async def scenario() -> None:
+        async with EngineControl(f"http://127.0.0.1:{free_port()}") as control:
+            with pytest.raises(EngineError, match="/model_info: .*Connect"):
+                await control.weight_version()
+
+    started = time.monotonic()
+    asyncio.run(scenario())
+    assert time.monotonic() - started < 5
+
+
+def test_no_answer_in_time_is_an_error() -> None:
+    async def scenario() -> None:
+        engine = ScriptedEngine()
+        engine.delay_s = 1.0
+        async with running(engine) as control:
+            assert not await control.is_healthy(timeout_s=0.1)
+            control.timeout_s = 0.1
+            with pytest.raises(EngineError, match="no answer within 0.1 s"):
+                await control.flush_cache()
+
+    asyncio.run(scenario())
+
+
+def test_memory_is_released_once_and_only_when_idle() -> None:
+    async def scenario() -> None:
+        engine = ScriptedEngine()
+        async with running(engine) as control:
+            with pytest.raises(ValueError, match="'weights' is not released"):
+                await control.resume_memory(("weights",))
+            engine.answers["/flush_cache"] = (400, {"message": "busy"})
+            with pytest.raises(EngineError, match="busy"):
+                await control.release_memory()
+            assert [path for path, _ in engine.calls] == ["/flush_cache"]
+            engine.answers.clear()
+            await control.release_memory(("weights",))
+            with pytest.raises(ValueError, match="'weights' is already released"):
+                await control.release_memory(("weights", "kv_cache"))
+            await control.resume_memory(("weights",))
+        assert [path for path, _ in engine.calls[1:]] == [
+            "/flush_cache",
+            "/release_memory_occupation",
+            "/resume_memory_occupation",
+        ]
+
+    asyncio.run(scenario())
+
+
+def test_unknown_memory_tags_are_refused() -> None:
+    with pytest.raises(ValueError, match="memory tag must be one of weights, kv_cache, cuda_graph, got 'kv'"):
+        asyncio.run(EngineControl("http://127.0.0.1:1").release_memory(("kv",)))

@@ -1,0 +1,39 @@
+"""Ports, and the lines of a log that say what went wrong."""
+
+from __future__ import annotations
+
+import socket
+
+from slime_rl.engine.ports import free_port, node_ip
+from slime_rl.engine.server import useful_lines
+
+LOG = """[2026-01-01 00:00:00] Init begin.
+[2026-01-01 00:00:01] Scheduler hit an exception: Traceback (most recent call last):
+Traceback (most recent call last):
+  File "loader.py", line 1, in load
+    raise OSError("no file named model.safetensors")
+OSError: no file named model.safetensors
+
+[2026-01-01 00:00:02] Received sigquit from a child process.
+Traceback (most recent call last):
+  File "engine.py", line 9, in start
+EOFError
+"""
+
+
+def test_the_first_exception_comes_first() -> None:
+    lines = useful_lines(LOG, num_lines=2)
+    assert lines == ["OSError: no file named model.safetensors", '  File "engine.py", line 9, in start', "EOFError"]
+
+
+def test_free_ports_can_be_bound_and_differ() -> None:
+    ports = {free_port() for _ in range(20)}
+    assert len(ports) > 15
+    for port in ports:
+        with socket.socket() as server:
+            server.bind(("127.0.0.1", port))
+
+
+def test_node_ip_is_an_address_of_this_machine() -> None:
+    with socket.socket() as server:
+        server.bind((node_ip(), 0))

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import importlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from factories import make_config
+
+from slime_rl.observability.tracker import JsonlTracker, SampleWriter, TensorBoardTracker, make_trackers, read_jsonl
+from slime_rl.types import Sample, Status
+
+
+def make_samples(count: int) -> list[Sample]:
+    samples = []
+    for i in range(count):
+        sample = Sample(index=i, group_index=0, rollout_id=i, prompt="1+1=", label="2", response="2")
+        sample.set_prompt_tokens([1, 2])
+        sample.append_tokens([3, 4], log_probs=[-0.1, -0.2], versions=[5, 6])
+        sample.reward, sample.status = float(i), Status.COMPLETED
+        samples.append(sample)
+    return samples
+
+
+def test_line_is_on_disk_when_log_returns(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "metrics.jsonl"
+    tracker = JsonlTracker(path)
+    tracker.log(0, {"train/loss": 0.5, "train/num_microbatches": 3})
+    [line] = path.read_text().splitlines()
+    record = json.loads(line)
+    assert record.pop("time_s") >= 0
+    assert record == {"step": 0, "train/loss": 0.5, "train/num_microbatches": 3}
+
+
+def test_values_that_are_not_finite_become_null(tmp_path: Path) -> None:
+    tracker = JsonlTracker(tmp_path / "metrics.jsonl")
+    tracker.log(0, {"train/loss": math.nan, "train/grad_norm": math.inf})
+    [line] = read_jsonl(tmp_path / "metrics.jsonl")
+    assert line["train/loss"] is None and line["train/grad_norm"] is None
+
+
+def test_new_run_starts_a_new_file(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 0, "old": 1}\n')
+    JsonlTracker(path).log(0, {"new": 2})
+    assert [sorted(line) for line in read_jsonl(path)] == [["new", "step", "time_s"]]
+
+
+def test_resume_drops_the_steps_that_run_again_and_time_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines: list[dict[str, Any]] = [
+        {"step": 0, "time_s": 1.0, "eval/m/accuracy": 0.1},
+        {"step": 0, "time_s": 10.0, "train/loss": 1.0},
+        {"step": 1, "time_s": 20.0, "train/loss": 0.9},
+        {"step": 2, "time_s": 25.0, "eval/m/accuracy": 0.2},
+        {"step": 2, "time_s": 30.0, "train/loss": 0.8},
+        {"step": 3, "time_s": 40.0, "train/loss": 0.7},
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 4, "tra')
+    tracker = JsonlTracker(path, resume_step=2)
+    tracker.log(2, {"train/loss": 0.5})
+    kept = read_jsonl(path)
+    assert kept[:4] == lines[:4]
+    assert kept[4]["train/loss"] == 0.5 and kept[4]["time_s"] >= 25.0
+    assert len(kept) == 5
+
+
+def test_resume_into_a_new_folder_starts_a_file(tmp_path: Path) -> None:
+    JsonlTracker(tmp_path / "metrics.jsonl", resume_step=7).log(7, {"a": 1.0})
+    assert [line["step"] for line in read_jsonl(tmp_path / "metrics.jsonl")] == [7]
+
+
+@pytest.mark.parametrize("bad", ["not json", "[1]", '{"no": "step"}', '{"step": "one"}'])
+def test_broken_line_inside_a_file_is_named(tmp_path: Path, bad: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"step": 0}}\n{bad}\n{{"step": 1}}\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl:2: .*got "):
+        read_jsonl(path)
+
+
+def test_samples_are_spread_over_the_batch(tmp_path: Path) -> None:
+    writer = SampleWriter(tmp_path / "samples.jsonl", per_step=2)
+    writer.write(0, make_samples(8))
+    writer.write(1, make_samples(1))
+    lines = read_jsonl(tmp_path / "samples.jsonl")
+    assert [(line["step"], line["index"]) for line in lines] == [(0, 0), (0, 4), (1, 0)]
+    assert lines[1]["reward"] == 4.0 and lines[1]["weight_versions"] == [5, 6] and lines[1]["response_length"] == 2
+
+
+def test_samples_of_steps_that_run_again_are_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    for step in range(3):
+        SampleWriter(path, per_step=1, resume_step=step).write(step, make_samples(1))
+    SampleWriter(path, per_step=1, resume_step=1).write(1, make_samples(1))
+    assert [line["step"] for line in read_jsonl(path)] == [0, 1]
+
+
+def test_label_that_is_not_json_does_not_stop_the_run(tmp_path: Path) -> None:
+    sample = make_samples(1)[0]
+    sample.label = {1, 2}
+    SampleWriter(tmp_path / "samples.jsonl", per_step=1).write(0, [sample])
+    assert read_jsonl(tmp_path / "samples.jsonl")[0]["label"] == "{1, 2}"
+
+
+def test_flags_choose_the_trackers_and_config_is_kept(tmp_path: Path) -> None:
+    config = make_config(tmp_path, "--log-samples", "0")
+    with make_trackers(config) as trackers:
+        trackers.log(0, {"train/loss": 1.0})
+        trackers.log_samples(0, make_samples(2))
+    run = tmp_path / "run"
+    assert sorted(path.name for path in run.iterdir()) == ["config.json", "metrics.jsonl"]
+    assert json.loads((run / "config.json").read_text())["train"]["num_steps"] == 100
+
+
+def test_tensorboard_gets_the_same_numbers(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    tracker = TensorBoardTracker(tmp_path)
+    tracker.log(0, {"train/loss": 0.5})
+    tracker.log(1, {"train/loss": 0.25})
+    tracker.close()
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(0, 0.5), (1, 0.25)]
+
+
+def test_missing_tensorboard_names_flag_and_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(f"No module named {name!r}")
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(ValueError, match="--tensorboard needs the package tensorboard: pip install tensorboard"):
+        TensorBoardTracker(tmp_path)

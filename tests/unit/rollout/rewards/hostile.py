@@ -1,0 +1,117 @@
+"""Functions that misbehave, for the fence tests; they run in fenced processes only."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+def pid() -> list[int]:
+    return [os.getpid(), os.getppid()]
+
+
+def hang(seconds: float = 600.0) -> None:
+    time.sleep(seconds)
+
+
+def spin() -> None:
+    while True:
+        pass
+
+
+def deep() -> int:
+    return 1 + deep()
+
+
+def leave(status: int) -> None:
+    os._exit(status)
+
+
+def kill_self() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_parent() -> None:
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(600)
+
+
+def allocate(num_bytes: int) -> int:
+    return len(bytearray(num_bytes))
+
+
+def close_files() -> int:
+    os.closerange(3, 4096)
+    return 1
+
+
+def print_much(num_bytes: int) -> int:
+    block = "x" * (1 << 20)
+    for _ in range(num_bytes >> 20):
+        sys.stdout.write(block)
+        os.write(1, block.encode())
+    return num_bytes
+
+
+def raise_error() -> None:
+    raise RuntimeError("the judge fell asleep")
+
+
+def exit_program() -> None:
+    sys.exit(3)
+
+
+def unserialisable() -> Any:
+    return object()
+
+
+def huge_answer() -> str:
+    return "x" * (20 << 20)
+
+
+def write_garbage() -> None:
+    for fd in range(3, 64):
+        try:
+            os.write(fd, b"\x00\x00\x00\x00\x00\x00\x00\x03[1]")
+        except OSError:
+            continue
+    time.sleep(600)
+
+
+def forge_answer() -> None:
+    """An answer of the right form, from a call that then stays busy."""
+    content = b'{"value": 1.0}'
+    for fd in range(3, 64):
+        try:
+            os.write(fd, len(content).to_bytes(8, "big") + content)
+        except OSError:
+            continue
+    time.sleep(600)
+
+
+def fork_bomb() -> None:
+    """Bounded: 2 ** 7 processes at most. An endless one took a whole machine down when the fence under test was at fault."""
+    for _ in range(7):
+        os.fork()
+    time.sleep(600)
+
+
+def leave_daemon(path: str) -> int:
+    """Start a process in a session of its own that outlives the call; its id goes to `path`."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            with open(path, "w") as file:
+                file.write(str(os.getpid()))
+            time.sleep(600)
+        os._exit(0)
+    while not os.path.exists(path) or not os.path.getsize(path):
+        time.sleep(0.005)
+    return 1

@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from slime_rl.rollout.rewards.fence import FenceAnswer, ProcessFence, current_fence, decode_answer, use_fence
+from slime_rl.rollout.rewards.fence_protocol import Failure
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def fence(monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessFence]:
+    monkeypatch.syspath_prepend(str(HERE))  # so that fenced processes can import `hostile`
+    with ProcessFence(1, timeout_s=10.0, memory_bytes=256 << 20) as fence:
+        yield fence
+    assert psutil.Process().children(recursive=True) == []
+
+
+def call(fence: ProcessFence, name: str, *args: object, timeout_s: float | None = None) -> FenceAnswer:
+    return asyncio.run(fence.call(f"hostile:{name}", *args, timeout_s=timeout_s))
+
+
+def works(fence: ProcessFence) -> bool:
+    return call(fence, "add", 2, 3) == FenceAnswer(value=5)
+
+
+def test_a_call_gives_the_functions_value(fence: ProcessFence) -> None:
+    assert works(fence)
+    assert fence.counts() == {"calls": 1, "timeout": 0, "crash": 0, "memory": 0, "processes": 0, "error": 0}
+
+
+def test_the_worker_is_reused_while_it_behaves(fence: ProcessFence) -> None:
+    assert call(fence, "pid") == call(fence, "pid")
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "failure"),
+    [
+        ("hang", (), Failure.TIMEOUT),
+        ("spin", (), Failure.TIMEOUT),
+        ("deep", (), Failure.ERROR),
+        ("leave", (0,), Failure.CRASH),
+        ("kill_self", (), Failure.CRASH),
+        ("kill_parent", (), Failure.CRASH),
+        ("allocate", (4 << 30,), Failure.MEMORY),
+        ("close_files", (), Failure.CRASH),
+        ("raise_error", (), Failure.ERROR),
+        ("exit_program", (), Failure.ERROR),
+        ("unserialisable", (), Failure.ERROR),
+        ("huge_answer", (), Failure.CRASH),
+        ("write_garbage", (), Failure.CRASH),
+        ("forge_answer", (), Failure.CRASH),
+        ("fork_bomb", (), Failure.PROCESSES),
+        ("no_such_function", (), Failure.ERROR),
+    ],
+)
+def test_a_hostile_call_costs_itself_only(
+    fence: ProcessFence, name: str, args: tuple[object, ...], failure: Failure
+) -> None:
+    assert works(fence)
+    started = time.monotonic()
+    assert call(fence, name, *args, timeout_s=0.5 if failure is Failure.TIMEOUT else 20.0).failure is failure
+    assert time.monotonic() - started < 10.0
+    assert works(fence)
+    assert fence.counts()[failure] == 1
+
+
+def test_printing_a_lot_is_swallowed(fence: ProcessFence) -> None:
+    assert call(fence, "print_much", 100 << 20).value == 100 << 20
+
+
+def test_a_daemon_left_behind_is_killed(fence: ProcessFence, tmp_path: Path) -> None:
+    path = tmp_path / "pid"
+    assert call(fence, "leave_daemon", str(path)).value == 1
+    assert works(fence)
+    assert not psutil.pid_exists(int(path.read_text()))
+
+
+def test_an_error_keeps_its_message(fence: ProcessFence) -> None:
+    assert call(fence, "raise_error").message == "RuntimeError: the judge fell asleep"
+
+
+def test_a_module_that_cannot_be_imported_is_an_error(fence: ProcessFence) -> None:
+    answer = asyncio.run(fence.call("no_such_module:score", 1))
+    assert answer.failure is Failure.ERROR
+    assert "no_such_module" in answer.message
+
+
+def test_neighbours_go_on_while_one_call_hangs(fence: ProcessFence) -> None:
+    async def scenario(pool: ProcessFence) -> tuple[FenceAnswer, list[FenceAnswer], float]:
+        await pool.call_many("hostile:add", [(0, 0)] * 2)  # both processes are up
+        started = time.monotonic()
+        hanging = asyncio.create_task(pool.call("hostile:hang", timeout_s=2.0))
+        sums = await pool.call_many("hostile:add", [(i, 1) for i in range(100)])
+        seconds = time.monotonic() - started
+        return await hanging, sums, seconds
+
+    with ProcessFence(2, timeout_s=10.0) as pool:
+        hanging, sums, seconds = asyncio.run(scenario(pool))
+        assert hanging.failure is Failure.TIMEOUT
+        assert [answer.value for answer in sums] == [i + 1 for i in range(100)]
+        assert seconds < 1.9
+        assert pool.metrics()["rewards/timeouts"] == 1.0
+        assert pool.metrics()["rewards/calls"] == 103.0
+
+
+def test_close_ends_running_calls_and_all_processes(fence: ProcessFence) -> None:
+    async def scenario() -> FenceAnswer:
+        running = asyncio.create_task(fence.call("hostile:hang", timeout_s=60.0))
+        while not psutil.Process().children(recursive=True):
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)
+        await asyncio.to_thread(fence.close)
+        return await running
+
+    started = time.monotonic()
+    assert asyncio.run(scenario()).failure is Failure.CRASH
+    assert time.monotonic() - started < 5.0
+    assert psutil.Process().children(recursive=True) == []
+
+
+def test_no_process_survives_an_owner_that_is_killed() -> None:
+    code = (
+        "import asyncio\nfrom slime_rl.rollout.rewards.fence import ProcessFence\n"
+        "fence = ProcessFence(1, 60.0)\nprint(*asyncio.run(fence.call('hostile:pid')).value, flush=True)\n"
+        "asyncio.run(fence.call('hostile:spin'))\n"
+    )
+    path = os.pathsep.join([str(HERE), *sys.path])
+    owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path})
+    assert owner.stdout is not None
+    pids = [int(word) for word in owner.stdout.readline().split()]
+    assert all(psutil.pid_exists(pid) for pid in pids)
+    owner.send_signal(signal.SIGKILL)
+    owner.wait()
+    owner.stdout.close()
+    limit = time.monotonic() + 5.0
+    while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < limit:
+        time.sleep(0.02)
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_prewarm_starts_every_process_in_the_background() -> None:
+    with ProcessFence(2, timeout_s=5.0) as fence:
+        fence.prewarm("json")
+        limit = time.monotonic() + 10.0
+        while len(psutil.Process().children()) < 2 and time.monotonic() < limit:
+            time.sleep(0.01)
+        assert len(psutil.Process().children()) == 2
+        assert fence.counts()["calls"] == 0
+
+
+def test_current_fence_is_scoped_to_its_owner() -> None:
+    with pytest.raises(LookupError, match="use_fence"):
+        current_fence()
+    with ProcessFence(1, 1.0) as fence:
+        with use_fence(fence):
+            assert current_fence() is fence
+            assert asyncio.run(_fence_seen_by_a_task()) is fence
+        with pytest.raises(LookupError):
+            current_fence()
+
+
+async def _fence_seen_by_a_task() -> ProcessFence:
+    async def look() -> ProcessFence:
+        return current_fence()
+
+    return await asyncio.create_task(look())
+
+
+@pytest.mark.parametrize("frame", [b"", b"[1]", b"3", b'{"failure": "tired"}', b"\xff", b"[" * 100_000])
+def test_an_unreadable_answer_is_a_crash(frame: bytes) -> None:
+    assert decode_answer(frame).failure is Failure.CRASH
+
+
+def test_bad_settings_are_refused() -> None:
+    with pytest.raises(ValueError, match="num_workers >= 1"):
+        ProcessFence(0, 1.0)

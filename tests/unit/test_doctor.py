@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from slime_rl import doctor
+from slime_rl.doctor import Finding, Package, Verdict, as_text, check_package, run_program
+
+
+def test_package_that_imports_is_ok_with_its_version() -> None:
+    finding = check_package(Package(distribution="pytest", code="import pytest"), on_gpu=False)
+    assert finding.verdict is Verdict.OK
+    assert finding.value.startswith(f"{pytest.__version__}, imports in ")
+
+
+def test_missing_package_says_what_to_do() -> None:
+    finding = check_package(Package(distribution="no-such-distribution", code=""), on_gpu=False)
+    assert (finding.verdict, finding.value) == (Verdict.PROBLEM, "not installed")
+    assert "scripts/install_cpu.sh" in finding.remedy
+
+
+def test_missing_optional_package_is_a_warning_or_nothing() -> None:
+    optional = Package(distribution="no-such-distribution", code="", needed=False, remedy="only --x needs it")
+    assert check_package(optional, on_gpu=False).verdict is Verdict.WARNING
+    useless = Package(distribution="no-such-distribution", code="", needed=False)
+    assert check_package(useless, on_gpu=False).verdict is Verdict.OK
+
+
+def test_import_that_crashes_is_a_finding_with_its_last_words() -> None:
+    crash = Package(distribution="pytest", code="raise OSError('libcuda.so.1: cannot open shared object file')")
+    finding = check_package(crash, on_gpu=False)
+    assert finding.verdict is Verdict.PROBLEM
+    assert finding.value.endswith("does not import: OSError: libcuda.so.1: cannot open shared object file")
+
+
+def test_program_that_hangs_is_killed_with_its_children() -> None:
+    child = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
+    code = f"import subprocess, sys, time; {child}; time.sleep(60)"
+    start = time.monotonic()
+    outcome = run_program([sys.executable, "-c", code], timeout_s=1.0)
+    assert not outcome.ok and outcome.last_line == "no answer after 1 s"
+    assert time.monotonic() - start < 20
+
+
+def test_program_that_dies_silently_tells_its_exit_code() -> None:
+    outcome = run_program([sys.executable, "-c", "import os; os._exit(3)"], timeout_s=60)
+    assert (outcome.ok, outcome.last_line) == (False, "exit code 3")
+
+
+def test_machine_itself_passes_and_names_its_limits(tmp_path: Path) -> None:
+    findings = {finding.name: finding for finding in [*doctor._system(), *doctor._resources(tmp_path), doctor._ports()]}
+    assert findings["Python"].verdict is Verdict.OK
+    assert {"cores", "memory available", f"disk free at {tmp_path}", "ports"} <= set(findings)
+    assert all(finding.remedy for finding in findings.values() if finding.verdict is not Verdict.OK)
+
+
+def findings(verdict: Verdict) -> list[Finding]:
+    return [
+        Finding(topic="device", name="GPUs", verdict=Verdict.OK, value="none: runs use the CPU"),
+        Finding(topic="packages", name="ray", verdict=verdict, value="not installed", remedy="install it"),
+    ]
+
+
+def test_text_ends_with_the_verdict_and_has_remedies_below() -> None:
+    lines = as_text(findings(Verdict.PROBLEM)).splitlines()
+    assert lines[-1] == "NOT READY: ray"
+    assert [line.strip() for line in lines if "->" in line] == ["-> install it"]
+    assert as_text(findings(Verdict.WARNING)).splitlines()[-1] == "READY for a run on CPU"
+
+
+@pytest.mark.parametrize(("verdict", "code"), [(Verdict.OK, 0), (Verdict.WARNING, 0), (Verdict.PROBLEM, 1)])
+def test_exit_code_says_whether_a_run_is_possible(
+    verdict: Verdict, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "examine", lambda folder, with_ray: findings(verdict))
+    assert doctor.main(["--json"]) == code
+    report = json.loads(capsys.readouterr().out)
+    assert report["ready"] is (code == 0)
+    assert report["findings"][1] == {
+        "topic": "packages", "name": "ray", "verdict": str(verdict), "value": "not installed", "remedy": "install it",
+    }  # fmt: skip
+
+
+def test_every_backend_of_a_run_is_looked_at() -> None:
+    for on_gpu in (False, True):
+        needed = {package.distribution for package in doctor.packages(on_gpu) if package.needed}
+        assert {"torch", "transformers", "megatron-core", "mbridge", "ray", "sglang", "sglang-router"} <= needed

@@ -1,0 +1,222 @@
+"""One real worker in this process: parity with transformers, conversion, invariance, checkpoints, bad input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from benchmarks.trainer_cases import free_ports, make_batch, make_checkpoint, make_config
+from slime_rl.data.batches import RolloutBatch
+from slime_rl.data.ragged import Ragged
+from slime_rl.trainer.worker import TrainWorker
+
+
+@contextmanager
+def open_worker(path: Path, *flags: str, **sizes: int) -> Iterator[TrainWorker]:
+    worker = TrainWorker(make_config(path, *flags, **sizes), 0, 1, "127.0.0.1", free_ports(1)[0])
+    try:
+        yield worker
+    finally:
+        worker.shutdown()
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    make_checkpoint(path)
+    return path
+
+
+def hf_log_probs(model: Any, batch: RolloutBatch) -> torch.Tensor:
+    """Response log-probs by transformers, one unpadded sequence at a time."""
+    rows = []
+    for tokens, prompt in zip(batch.ragged("tokens").rows(), batch.dense("prompt_lengths").tolist(), strict=True):
+        with torch.no_grad():
+            log_p = model(tokens[None]).logits[0].float().log_softmax(-1)
+        rows.append(log_p[:-1].gather(-1, tokens[1:, None])[prompt - 1 :, 0])
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize(
+    ("kind", "overrides"),
+    [("qwen3", {}), ("qwen3", {"tie_word_embeddings": True}), ("qwen2", {}), ("llama", {}), ("qwen3_moe", {})],
+)
+def test_log_probs_and_weights_are_those_of_transformers(tmp_path: Path, kind: str, overrides: dict) -> None:
+    model, batch = make_checkpoint(tmp_path / "hf", kind, num_hidden_layers=2, **overrides), make_batch()
+    with open_worker(tmp_path / "hf") as worker:
+        log_probs = worker.compute_log_probs(batch)
+        exported = dict(worker.export_weights())
+        assert (log_probs - hf_log_probs(model, batch)).abs().max() < 1e-5
+        on_disk = load_file(tmp_path / "hf" / "model.safetensors")
+        assert exported.keys() == on_disk.keys()
+        assert all(torch.equal(exported[name], on_disk[name]) for name in on_disk)
+
+
+def test_temperature_divides_the_logits(model_path: Path) -> None:
+    batch = make_batch()
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(model_path)
+    model.lm_head.weight.data /= 0.5
+    with open_worker(model_path, "--rollout-temperature", "0.5") as worker:
+        assert (worker.compute_log_probs(batch) - hf_log_probs(model, batch)).abs().max() < 1e-5
+
+
+def shuffled(batch: RolloutBatch) -> RolloutBatch:
+    return batch.select_rows(torch.randperm(len(batch), generator=torch.Generator().manual_seed(3)))
+
+
+def same(batch: RolloutBatch) -> RolloutBatch:
+    return batch
+
+
+@pytest.mark.parametrize(
+    "aggregation", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm", "prompt-mean-token-mean"]
+)
+def test_loss_and_gradient_do_not_depend_on_the_split(model_path: Path, aggregation: str) -> None:
+    terms = ["--loss-aggregation", aggregation, "--entropy-coef", "0.1", "--max-response-len", "64"]
+    splits: list[tuple[list[str], Callable[[RolloutBatch], RolloutBatch]]] = [
+        (["--micro-batch-size", "12"], same),
+        (["--micro-batch-size", "1"], same),
+        (["--micro-batch-size", "2"], same),
+        (["--micro-batch-size", "8"], same),
+        (["--max-tokens-per-worker", "96"], same),
+        (["--max-tokens-per-worker", "96"], shuffled),
+    ]
+    results = []
+    with open_worker(model_path, *terms, "--lr", "0") as worker:
+        for flags, order in splits:
+            worker.state.config = make_config(model_path, *terms, *flags)
+            metrics = worker.train(0, order(make_batch()))
+            results.append((metrics["train/loss"], metrics["train/grad_norm"]))
+    for loss, norm in results[1:]:
+        assert loss == pytest.approx(results[0][0], rel=1e-6)
+        assert norm == pytest.approx(results[0][1], rel=1e-6)
+
+
+def test_supervised_loss_is_the_mean_negative_log_likelihood(model_path: Path) -> None:
+    batch = make_batch(groups=6, samples=1)
+    with open_worker(model_path, "--loss", "sft", groups=6, samples=1) as worker:
+        log_probs = worker.compute_log_probs(batch)
+        first, *_, last = [worker.train(0, batch) for _ in range(6)]
+    mask = batch.ragged("loss_mask").values
+    assert first["train/loss"] == pytest.approx(float(-(log_probs * mask).sum() / mask.sum()), rel=1e-5)
+    assert last["train/loss"] < first["train/loss"]
+
+
+def test_gap_to_the_engine_is_reported_in_every_mode(model_path: Path) -> None:
+    batch = make_batch()
+    modes = ["auto", "recompute", "rollout"]
+    with open_worker(model_path, "--lr", "0") as worker:
+        gap = (worker.compute_log_probs(batch) - batch.ragged("rollout_log_probs").values).abs()
+        gap = gap[batch.ragged("loss_mask").values > 0]
+        for mode in modes:
+            worker.state.config = make_config(model_path, "--old-log-probs", mode)
+            metrics = worker.train(0, batch)
+            assert metrics["train/logprob_diff_mean_abs"] == pytest.approx(float(gap.mean()), rel=1e-6)
+            assert metrics["train/logprob_diff_max_abs"] == pytest.approx(float(gap.max()), rel=1e-6)
+
+
+def test_reference_log_probs_are_those_of_ref_load(model_path: Path, tmp_path: Path) -> None:
+    other, batch = make_checkpoint(tmp_path / "ref", seed=5), make_batch()
+    flags = ["--use-kl-loss", "--kl-loss-coef", "0.1", "--ref-load", str(tmp_path / "ref")]
+    with open_worker(model_path, *flags) as worker:
+        policy = worker.compute_log_probs(batch)
+        reference = worker.compute_log_probs(batch, "reference")
+        assert (reference - hf_log_probs(other, batch)).abs().max() < 1e-5
+        assert torch.equal(worker.compute_log_probs(batch), policy)  # swapped back to the last bit
+        mean_gap = (policy - reference).abs().mean()
+        assert mean_gap > 0.01
+
+
+def test_export_is_a_folder_that_transformers_loads(model_path: Path, tmp_path: Path) -> None:
+    import transformers
+
+    batch = make_batch()
+    (model_path / "chat_template.jinja").write_text("{{ messages }}")
+    with open_worker(model_path, "--lr", "1e-2") as worker:
+        worker.train(0, batch)
+        worker.save_hf(tmp_path / "export")
+        worker.save_hf(tmp_path / "export")  # replaces the folder as a whole
+        trained = worker.compute_log_probs(batch)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "export")
+    assert (trained - hf_log_probs(model, batch)).abs().max() < 1e-5
+    assert (tmp_path / "export" / "chat_template.jinja").read_text() == "{{ messages }}"
+    assert json.loads((tmp_path / "export" / "config.json").read_text())["dtype"] == "float32"
+    assert [p.name for p in tmp_path.iterdir()] == ["export"]  # nothing is left aside
+
+
+def test_bfloat16_keeps_float32_master_weights(model_path: Path) -> None:
+    with open_worker(model_path, "--train-dtype", "bfloat16", "--lr", "1e-6") as worker:
+        before = {name: tensor.clone() for name, tensor in worker.export_weights()}
+        assert {tensor.dtype for tensor in before.values()} == {torch.bfloat16}
+        metrics = worker.train(0, make_batch())
+        masters = [p for g in worker.state.optimizer.param_groups for p in g["params"]]
+        assert masters[0].dtype == torch.float32
+        assert metrics["train/grad_norm"] > 0
+
+
+def test_offloaded_state_comes_back_unchanged(model_path: Path) -> None:
+    from slime_rl.trainer.offload import offload, onload
+
+    batches = [make_batch(step) for step in range(2)]
+    with open_worker(model_path) as worker:
+        worker.train(0, batches[0])
+        parked = offload(worker.state)
+        assert all(item.storage.nbytes() == 0 for item in parked)
+        assert sum(item.size for item in parked) > 4 * sum(p.numel() for p in worker.state.models[0].parameters())
+        onload(parked)
+        with_break = worker.train(1, batches[1])
+    with open_worker(model_path) as worker:
+        worker.train(0, batches[0])
+        without = worker.train(1, batches[1])
+    for name in ("train/loss", "train/grad_norm", "train/entropy"):
+        assert with_break[name] == without[name]
+
+
+def test_loss_that_is_not_finite_names_step_micro_batch_and_samples(model_path: Path) -> None:
+    from slime_rl.trainer.loss import NonFiniteError
+
+    batch = make_batch(step=4)
+    rewards = batch.dense("rewards").clone()
+    log_probs = batch.ragged("rollout_log_probs")
+    values = log_probs.values.clone()
+    values[int(log_probs.offsets[5])] = torch.nan
+    masks = torch.ones_like(batch.ragged("loss_mask").values)
+    changes = {
+        "rollout_log_probs": Ragged(values, log_probs.offsets),
+        "loss_mask": Ragged(masks, log_probs.offsets),
+        "rewards": rewards,
+    }
+    bad = RolloutBatch({**batch.tensors, **changes}, None, batch.meta_info)
+    with open_worker(model_path, "--old-log-probs", "rollout") as worker:
+        before = {name: tensor.clone() for name, tensor in worker.export_weights()}
+        with pytest.raises(NonFiniteError, match=r"step 4, epoch 0, update 0.*micro-batch \d+ .*samples \[5\]"):
+            worker.train(4, bad)
+        assert all(torch.equal(before[name], tensor) for name, tensor in worker.export_weights())
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--megatron-virtual-pipeline-model-parallel-size", "3"], "virtual|interleaved"),
+        (["--lr-decay-style", "cosine", "--lr-warmup-updates", "9", "--lr-decay-updates", "5"], "--lr-warmup-updates"),
+    ],
+)
+def test_flags_that_cannot_work_are_refused(model_path: Path, flags: list[str], message: str) -> None:
+    with pytest.raises((ValueError, RuntimeError), match=message), open_worker(model_path, *flags):
+        pass
+
+
+def test_weight_without_a_place_is_refused(model_path: Path, tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "biased", "llama", attention_bias=True, num_hidden_layers=2)
+    with pytest.raises(ValueError, match=r"no place in the Megatron model of a llama, such as .*o_proj\.bias"):
+        with open_worker(tmp_path / "biased"):
+            pass
