@@ -52,12 +52,12 @@ def compare(path: Path) -> tuple[float, float, bool]:
     batch = make_batch()
     want = hf_log_probs(model, batch)
     gaps = []
-    with torch.no_grad():
-        for flags in (("--max-tokens-per-worker", "4096"), ("--micro-batch-size", "1")):
-            worker = TrainWorker(make_config(path, *flags), 0, 1, "127.0.0.1", free_ports(1)[0])
-            gaps.append(float((worker.compute_log_probs(batch) - want).abs().max()))
-            exported = dict(worker.export_weights())
-            worker.shutdown()
+    exported: dict[str, torch.Tensor] = {}
+    for flags in (("--max-tokens-per-worker", "4096"), ("--micro-batch-size", "1")):
+        worker = TrainWorker(make_config(path, *flags), 0, 1, "127.0.0.1", free_ports(1)[0])
+        gaps.append(float((worker.compute_log_probs(batch) - want).abs().max()))
+        exported = dict(worker.export_weights())
+        worker.shutdown()
     return gaps[0], gaps[1], same_weights(path, exported)
 
 

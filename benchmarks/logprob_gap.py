@@ -2,8 +2,8 @@
 
     python benchmarks/logprob_gap.py MODEL_DIR [--num-prompts 16] [--new-tokens 64] [--dtype float32]
 
-Starts one engine and one trainer with the weights in MODEL_DIR, samples at temperature 1 from random prompts, and prints the
-differences in nats. Last line: `mean_abs=… max_abs=…`.
+Starts one engine and one trainer with the weights in MODEL_DIR, samples at temperature 1 from random prompts, and
+prints the differences in nats. Last line: `mean_abs=… max_abs=…`.
 """
 
 from __future__ import annotations

@@ -267,11 +267,15 @@ def free_ports(count: int) -> list[int]:
 
 
 def relative_difference(a: Outcome, b: Outcome) -> float:
-    """Largest relative difference of loss, gradient norm (every step) and weights (per tensor, of its largest entry)."""
+    """Largest relative difference of loss, gradient norm (every step) and weights (per tensor, of its largest entry).
+
+    A loss whose terms nearly cancel is compared with the policy term.
+    """
     worst = 0.0
     for x, y in zip(a.metrics, b.metrics, strict=True):
-        for name in ("train/loss", "train/grad_norm"):
-            worst = max(worst, abs(x[name] - y[name]) / max(abs(y[name]), 1e-12))
+        scale = max(abs(y["train/loss"]), abs(y.get("train/pg_loss", 0.0)), 1e-12)
+        worst = max(worst, abs(x["train/loss"] - y["train/loss"]) / scale)
+        worst = max(worst, abs(x["train/grad_norm"] - y["train/grad_norm"]) / y["train/grad_norm"])
     for name, tensor in b.weights.items():
         difference = (a.weights[name].float() - tensor.float()).abs().max()
         worst = max(worst, float(difference / tensor.float().abs().max()))

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from slime_rl.buffer.policies import BUFFER_FILTERS, BUFFERS, PROMPT_SOURCES
 from slime_rl.cluster.cluster import Cluster
 from slime_rl.cluster.errors import explain, write_error_log
 from slime_rl.cluster.ray_session import ray_session, with_device
@@ -29,6 +30,8 @@ from slime_rl.observability.memory import PeakMemory
 from slime_rl.observability.report import write_report
 from slime_rl.observability.timers import PhaseTimer
 from slime_rl.observability.tracker import Trackers, make_trackers
+from slime_rl.rollout.group_loop import ROLLOUT_FUNCTIONS, rollout_function_name
+from slime_rl.rollout.groups import GroupRunner
 
 
 @dataclass
@@ -157,7 +160,8 @@ def facts(config: Config) -> dict[str, str]:
     workers, engines = config.cluster.train_num_workers, config.cluster.rollout_num_engines
     parts = {
         "model": f"{config.model.hf_checkpoint} ({config.model.train_dtype})",
-        "training": f"{workers} Megatron worker{'s'[: workers > 1]} on {config.cluster.device}, --loss {config.train.loss}",
+        "training": f"{workers} Megatron worker{'s'[: workers > 1]} on {config.cluster.device}, "
+        f"--loss {config.train.loss}",
         "engines": f"{engines} SGLang engine{'s'[: engines > 1]}" if config.needs_engines else "none",
         "a step": f"{config.train.rollout_batch_size} prompts x {config.train.n_samples_per_prompt} samples",
         "logs": str(config.run_dir / "logs"),
@@ -175,6 +179,24 @@ def outcome(config: Config, summary: dict[str, Any], report: Path) -> dict[str, 
     return lines | {"time": f"{summary['seconds']:.0f} s", "peak memory": f"{summary['peak_rss_gib']:.2f} GiB"}
 
 
+def preflight(config: Config) -> None:
+    """Check within seconds, before any process starts, what can be checked here: plugins and pass-through flags.
+
+    Raises:
+        ValueError: the first thing that does not fit.
+    """
+    check_sglang_args(config)
+    check_router_args(config)
+    GroupRunner(config)
+    for point, name in (
+        (ROLLOUT_FUNCTIONS, rollout_function_name(config)),
+        (BUFFERS, config.buffer.buffer_path),
+        (BUFFER_FILTERS, config.buffer.buffer_filter_path),
+        (PROMPT_SOURCES, config.data.data_source_path),
+    ):
+        point.load(name)
+
+
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(128 + number)
 
@@ -185,8 +207,7 @@ def main(argv: list[str] | None = None) -> int:
     config = None
     try:
         config = parse_config(argv)
-        check_sglang_args(config)
-        check_router_args(config)
+        preflight(config)
         run(config)
     except KeyboardInterrupt:
         print("slime_rl: interrupted", file=sys.stderr)

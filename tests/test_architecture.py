@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -49,6 +50,11 @@ def source_files() -> list[Path]:
     return files
 
 
+@cache
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def room_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
@@ -59,7 +65,7 @@ def where(path: Path, node: ast.stmt | ast.expr) -> str:
 
 def imported_names(path: Path) -> Iterator[tuple[ast.stmt, str]]:
     """Every absolute module name that a file imports at run time, in functions too; `from a import b` gives `a.b`."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = parse(path)
     typing_only = {id(node) for block in ast.walk(tree) if is_type_checking(block) for node in ast.walk(block)}
     for node in ast.walk(tree):
         if id(node) in typing_only:
@@ -78,7 +84,7 @@ def is_type_checking(node: ast.AST) -> bool:
 
 
 def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parse(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 
@@ -182,6 +188,6 @@ def test_state_that_changes_does_not_live_in_modules() -> None:
     """No `global` statement: state belongs to objects that someone owns."""
     wrong = []
     for path in source_files():
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = parse(path)
         wrong += [where(path, node) for node in ast.walk(tree) if isinstance(node, ast.Global)]
     assert wrong == []

@@ -122,8 +122,8 @@ class Cluster:
         own = model_identity(self.config.model.hf_checkpoint)
         if own != (meta.model_type, meta.num_parameters_shape):
             raise ValueError(
-                f"--load {folder} is a checkpoint of a {meta.model_type} model ({meta.num_parameters_shape}: hidden x layers "
-                f"x vocabulary), --hf-checkpoint {self.config.model.hf_checkpoint} is {own[0]} ({own[1]})"
+                f"--load {folder} is a checkpoint of a {meta.model_type} model ({meta.num_parameters_shape}: hidden x "
+                f"layers x vocabulary), --hf-checkpoint {self.config.model.hf_checkpoint} is {own[0]} ({own[1]})"
             )
         self.actor.load(str(folder / "model"))
         self.rollout.restore(str(folder / "buffer.json"), meta.step)

@@ -1,7 +1,7 @@
 """Which bundle of which placement group each process gets.
 
-Apart (default): one group for training, one for engines. With `--colocate` both use the same bundles, one GPU each, and take
-turns. Ray gives every actor its own CUDA_VISIBLE_DEVICES, which the SGLang server below it inherits.
+Apart (default): one group for training, one for engines. With `--colocate` both use the same bundles, one GPU each,
+and take turns. Ray gives every actor its own CUDA_VISIBLE_DEVICES, which the SGLang server below it inherits.
 """
 
 from __future__ import annotations
@@ -69,13 +69,15 @@ def _reserve(bundles: list[dict[str, float]], timeout_s: float) -> PlacementGrou
         wanted = sum(bundle.get(kind, 0.0) for bundle in bundles)
         if wanted > total.get(kind, 0.0):
             raise ValueError(
-                f"this run needs {wanted:g} {flag} in one placement group but the Ray cluster has {total.get(kind, 0.0):g}; "
+                f"this run needs {wanted:g} {flag} in one placement group but the Ray cluster has "
+                f"{total.get(kind, 0.0):g}; "
                 "lower --train-num-workers or --rollout-num-engines, or give --ray-address of a larger cluster"
             )
     group = placement_group(bundles, strategy="PACK")
     if not group.wait(timeout_s):
         raise ValueError(
-            f"the Ray cluster did not give {len(bundles)} bundles of {bundles[0]} within --start-timeout-s {timeout_s:g}; "
+            f"the Ray cluster did not give {len(bundles)} bundles of {bundles[0]} within --start-timeout-s "
+            f"{timeout_s:g}; "
             f"free now: {ray.available_resources()}"
         )
     return group

@@ -20,6 +20,8 @@ from slime_rl.engine.process import SupervisedProcess
 
 # Actors beside train workers and engines: the rollout manager, and one to spare for a plugin's own.
 _OTHER_ACTORS = 2
+# Ray gives up by itself when its daemons are not up within 30 s, which happens on a busy machine.
+_START_TRIES = 3
 
 
 @contextmanager
@@ -52,29 +54,31 @@ def _use_own_token() -> None:
     """Let only this run's processes join its Ray, without making or needing a token file in the user's home."""
     from ray._raylet import Config as RayConfig  # no public call re-reads the settings after `import ray`
 
-    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": uuid.uuid4().hex, "RAY_USAGE_STATS_ENABLED": "0"}
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": uuid.uuid4().hex}
     RayConfig.initialize("")
 
 
 def _start_head(config: Config) -> tuple[SupervisedProcess, str]:
     logs = config.run_dir / "logs"
     address_file = logs / "ray_address"
-    address_file.unlink(missing_ok=True)
     num_cpus = 2 * max(config.cluster.train_num_workers, config.cluster.rollout_num_engines) + _OTHER_ACTORS
     head = SupervisedProcess(
         [sys.executable, "-m", "slime_rl.cluster.ray_head", *map(str, (address_file, num_cpus, _object_store_bytes()))],
-        os.environ,
+        # Ray's workers, and so trainer and engines, would run at niceness 15 behind anything else on the machine.
+        {**os.environ, "RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"},
         logs / "ray.log",
     )
-    head.start()
     deadline = time.monotonic() + config.cluster.start_timeout_s
-    while not address_file.exists():
-        if not head.is_running() or time.monotonic() > deadline:
-            tail = head.tail(5)
-            head.stop(grace_s=0.1)
-            raise RuntimeError(f"Ray did not start; the end of {head.log_path}:\n{tail}")
-        time.sleep(0.05)
-    return head, address_file.read_text()
+    for _ in range(_START_TRIES):
+        address_file.unlink(missing_ok=True)
+        head.start()
+        while head.is_running() and time.monotonic() < deadline:
+            if address_file.exists():
+                return head, address_file.read_text()
+            time.sleep(0.05)
+    tail = head.tail(5)
+    head.stop(grace_s=0.1)
+    raise RuntimeError(f"Ray did not start; the end of {head.log_path}:\n{tail}")
 
 
 def _object_store_bytes() -> int:

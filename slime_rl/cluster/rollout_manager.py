@@ -24,7 +24,7 @@ from slime_rl.observability.metrics import summarise_samples
 from slime_rl.protocols import DataBuffer, LengthLimited
 from slime_rl.rollout.client import EngineClient
 from slime_rl.rollout.evaluation import Evaluator
-from slime_rl.rollout.group_loop import ROLLOUT_FUNCTIONS
+from slime_rl.rollout.group_loop import ROLLOUT_FUNCTIONS, rollout_function_name
 from slime_rl.rollout.groups import GroupRunner, encode_prompt
 from slime_rl.rollout.rewards.fence import ProcessFence, use_fence
 from slime_rl.rollout.runtime import RolloutRuntime, use_runtime
@@ -45,7 +45,7 @@ class RolloutManager:
         """Read and check data and plugins; returns the prompts in an epoch. Raises ValueError before engines matter."""
         config = self.config
         GroupRunner(config)  # its functions are checked here, before any engine has done work
-        self.rollout_function = ROLLOUT_FUNCTIONS.load(_rollout_function_name(config))
+        self.rollout_function = ROLLOUT_FUNCTIONS.load(rollout_function_name(config))
         self.tokenizer = load_tokenizer(config)
         self.fence = ProcessFence(config.reward.reward_num_workers, config.reward.reward_timeout_s)
         self.evaluator = Evaluator(config, self._encode)
@@ -134,13 +134,6 @@ class RolloutManager:
         assert self.runtime is not None and self.fence is not None, "prepare and connect come first"
         with use_runtime(self.runtime), use_fence(self.fence):
             yield
-
-
-def _rollout_function_name(config: Config) -> str:
-    name = config.rollout.rollout_function_path
-    if name != "auto":
-        return name
-    return "sft" if config.train.loss == "sft" else "group_loop"
 
 
 def staleness(samples: list[Sample], step: int) -> dict[str, float]:

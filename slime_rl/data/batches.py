@@ -186,7 +186,8 @@ def split_for_data_parallel(
         if len(rows) < dp_size:
             raise ValueError(
                 f"update {update} has {len(rows)} samples for {dp_size} data-parallel ranks; raise "
-                "--rollout-batch-size or --n-samples-per-prompt, or lower --num-updates-per-rollout or --train-num-workers"
+                "--rollout-batch-size or --n-samples-per-prompt, or lower --num-updates-per-rollout or "
+                "--train-num-workers"
             )
         parts = partition([costs[row] for row in rows], dp_size)
         heaviest_first = sorted(parts, key=lambda part: (-sum(costs[rows[i]] for i in part), part))

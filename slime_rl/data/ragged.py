@@ -106,7 +106,8 @@ class Ragged:
 
     def to_list(self) -> list[list[Any]]:
         """Every row as a Python list."""
-        flat, bounds = self.values.tolist(), self.offsets.tolist()
+        flat = self.values.tolist()
+        bounds = self.offsets.tolist()
         return [flat[start:stop] for start, stop in itertools.pairwise(bounds)]
 
     def to(self, device: torch.device | str) -> Ragged:

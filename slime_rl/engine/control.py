@@ -1,7 +1,7 @@
 """Control routes of one SGLang server: everything but generation, which goes through the router.
 
-    pause ─► begin_weight_update ─► update_from_tensor | update_from_distributed … ─► end_weight_update
-          ─► flush_cache ─► set_weight_version ─► resume_generation
+pause ─► begin_weight_update ─► update_from_tensor | update_from_distributed … ─► end_weight_update
+      ─► flush_cache ─► set_weight_version ─► resume_generation
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class EngineControl:
         await self.call("POST", "/pause_generation", {"mode": mode})
 
     async def resume_generation(self) -> None:
-        await self.call("POST", "/continue_generation", {"torch_empty_cache": False})
+        await self.call("POST", "/continue_generation", {})
 
     async def abort(self, request_id: str | None = None) -> None:
         """End one request by its rid, or all of them; they are answered with what they have."""
@@ -73,18 +73,13 @@ class EngineControl:
     async def begin_weight_update(self) -> None:
         await self.call("POST", "/begin_weight_update", {})
 
-    async def update_from_tensor(self, payloads: list[str], *, version: str) -> None:
+    async def update_from_tensor(self, payloads: list[str]) -> None:
         """Load one flattened bucket; `payloads` has one base64 text for each tensor-parallel rank."""
-        body = {
-            "serialized_named_tensors": payloads,
-            "load_format": "flattened_bucket",
-            "flush_cache": False,
-            "weight_version": version,
-        }
+        body = {"serialized_named_tensors": payloads, "load_format": "flattened_bucket", "flush_cache": False}
         await self.call("POST", "/update_weights_from_tensor", body)
 
     async def update_from_distributed(
-        self, names: list[str], dtypes: list[str], shapes: list[list[int]], *, group: str, version: str
+        self, names: list[str], dtypes: list[str], shapes: list[list[int]], *, group: str
     ) -> None:
         """Receive one flattened bucket by broadcast from rank 0 of `group`."""
         body = {
@@ -94,7 +89,6 @@ class EngineControl:
             "group_name": group,
             "load_format": "flattened_bucket",
             "flush_cache": False,
-            "weight_version": version,
         }
         await self.call("POST", "/update_weights_from_distributed", body)
 

@@ -50,6 +50,8 @@ def _reward(record: RunRecord, axes: Axes) -> bool:
 
 def _accuracy(record: RunRecord, axes: Axes) -> bool:
     names = record.eval_sets()
+    if names and all(len(record.series(f"eval/{name}/accuracy")) == 1 for name in names):
+        return _accuracy_bars(record, axes, names)
     for i, name in enumerate(names):
         series = record.series(f"eval/{name}/accuracy")
         colour = PHASE_COLOURS[i % len(PHASE_COLOURS)]
@@ -72,6 +74,18 @@ def _accuracy(record: RunRecord, axes: Axes) -> bool:
     axes.margins(x=0.06)
     axes.set_ylabel("held-out accuracy")
     axes.legend(loc="lower right")
+    return True
+
+
+def _accuracy_bars(record: RunRecord, axes: Axes, names: list[str]) -> bool:
+    """One evaluation is no curve: a bar for each set."""
+    values = [record.series(f"eval/{name}/accuracy").values[0] for name in names]
+    axes.bar_label(axes.bar(names, values, width=0.35, color=BLUE), fmt="%.3f", padding=3, fontsize=9)
+    axes.margins(x=max(0.1, 0.8 / len(names)), y=0.12)
+    if min(values) >= 0 and max(values) <= 1:
+        axes.set_ylim(0, 1.08)
+    axes.set_xlabel("evaluation set")
+    axes.set_ylabel("held-out accuracy")
     return True
 
 
@@ -158,8 +172,9 @@ def _running_mean(values: list[float], window: int) -> list[float]:
 
 def _dress(axes: Axes, title: str) -> None:
     axes.set_title(title, fontsize=11, fontweight="bold", loc="left")
-    axes.set_xlabel("training step")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10]))
+    if not axes.get_xlabel():
+        axes.set_xlabel("training step")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10]))
     axes.grid(axis="y", color="#e6e8eb", lw=0.8)
     axes.set_axisbelow(True)
     for side in ("top", "right"):

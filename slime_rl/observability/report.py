@@ -32,12 +32,12 @@ body { margin: 0; background: #f6f7f9; color: var(--ink); font: 16px/1.5 system-
 main { max-width: 1080px; margin: 0 auto; padding: 32px 20px 64px; }
 h1 { font-size: 26px; margin: 0; overflow-wrap: anywhere; } h2 { font-size: 19px; margin: 36px 0 12px; }
 .sub { color: var(--dim); margin: 4px 0 24px; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(300px, 1fr)); gap: 12px; }
-.card { background: #fff; border: 1px solid var(--line); border-radius: 10px; padding: 14px 16px; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(300px, 1fr)); gap: 12px; }
+.card { background: #fff; border: 1px solid var(--line); border-radius: 10px; padding: 14px 16px; overflow-x: auto; }
 .tile .name { color: var(--dim); font-size: 13px; overflow-wrap: anywhere; }
 .tile .value { font-size: 24px; font-weight: 650; white-space: nowrap; }
 .tile .note { color: var(--dim); font-size: 13px; } .arrow { color: var(--dim); font-weight: 400; }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(420px, 1fr)); gap: 12px; }
+.charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(420px, 1fr)); gap: 12px; }
 .charts img { width: 100%; display: block; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-numeric: tabular-nums; }
 th { text-align: left; color: var(--dim); font-weight: 500; }
@@ -196,7 +196,7 @@ def _outside_words(record: RunRecord) -> str:
     """What happened outside of steps: by phase when the run has ended, else as one number."""
     inside = record.breakdown()
     outside = {name: s - inside.phases_s.get(name, 0.0) for name, s in record.run_phases_s.items()}
-    named = [f"{name} {duration(s)}" for name, s in outside.items() if s >= 0.05]
+    named = [f"{name} {duration(s)}" for name, s in outside.items() if s >= 0.005 * record.seconds]
     if named:
         return f"{duration(inside.total_s)} in steps; outside of them: {html.escape(', '.join(named))}."
     rest = max(0.0, record.seconds - inside.total_s)

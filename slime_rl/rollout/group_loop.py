@@ -28,6 +28,14 @@ ROLLOUT_FUNCTIONS = ExtensionPoint(
 )
 
 
+def rollout_function_name(config: Config) -> str:
+    """The rollout function that --rollout-function-path chooses; auto follows --loss."""
+    name = config.rollout.rollout_function_path
+    if name != "auto":
+        return name
+    return "sft" if config.train.loss == "sft" else "group_loop"
+
+
 async def group_loop(config: Config, step: int, buffer: DataBuffer) -> RolloutOutput:
     """Generate until the buffer holds a step's groups. Surplus groups wait in the buffer for the next step."""
     started = time.monotonic()

@@ -1,7 +1,7 @@
 """What generate and reward functions may use while they run: the client, the tokenizer, the reward processes.
 
-The rollout manager owns it and sets it for the tasks it starts (a context variable, inherited by asyncio tasks), so that
-plugin signatures stay small and nothing lives in a module global.
+The rollout manager owns it and sets it for the tasks it starts (a context variable, inherited by asyncio tasks), so
+that plugin signatures stay small and nothing lives in a module global.
 """
 
 from __future__ import annotations

@@ -27,7 +27,8 @@ def _append_label(config: Config, sample: Sample) -> None:
     tokenizer = current_runtime().tokenizer
     if not isinstance(sample.label, str):
         raise ValueError(
-            f"--loss sft: --label-key {config.data.label_key!r} must hold text, got {sample.label!r} in sample {sample.index}"
+            f"--loss sft: --label-key {config.data.label_key!r} must hold text, got {sample.label!r} "
+            f"in sample {sample.index}"
         )
     prepare(config, sample)
     tokens = tokenizer.encode(sample.label, add_special_tokens=False)[: config.sampling.max_response_len - 1]

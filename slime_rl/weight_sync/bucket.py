@@ -1,6 +1,6 @@
 """Weights cut into buckets, and a bucket laid out as one flat run of bytes.
 
-    (name, tensor) … ──split_buckets──► [(name, tensor), …] ≤ max_bytes ──FlatBuffer.fill──► uint8 [B] + slots
+(name, tensor) … ──split_buckets──► [(name, tensor), …] ≤ max_bytes ──FlatBuffer.fill──► uint8 [B] + slots
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Weights by broadcast: trainer and every rank of every engine form one process group, gloo on CPU and NCCL on GPU.
 
-    rank 0: the trainer      rank 1 … S: engine 0      rank S+1 … 2S: engine 1      (S = tensor-parallel size)
+rank 0: the trainer      rank 1 … S: engine 0      rank S+1 … 2S: engine 1      (S = tensor-parallel size)
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class DistributedTransport:
     def make_buffer(self) -> FlatBuffer:
         return FlatBuffer(lambda num_bytes, device: torch.empty(num_bytes, dtype=torch.uint8, device=device))
 
-    def post(self, flat: Tensor, slots: list[Slot], version: str) -> Future[Any]:
+    def post(self, flat: Tensor, slots: list[Slot]) -> Future[Any]:
         """See Transport.post. Returns when the bytes have left; the engines then load them.
 
         Raises:
@@ -47,9 +47,7 @@ class DistributedTransport:
         dtypes = [str(slot.dtype).removeprefix("torch.") for slot in slots]
         shapes = [list(slot.shape) for slot in slots]
         answers = self.engines.start(
-            lambda engine, _: engine.update_from_distributed(
-                names, dtypes, shapes, group=self.group_name, version=version
-            )
+            lambda engine, _: engine.update_from_distributed(names, dtypes, shapes, group=self.group_name)
         )
         options = dist.BroadcastOptions()
         options.rootRank = options.rootTensor = 0

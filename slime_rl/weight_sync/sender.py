@@ -1,15 +1,15 @@
 """How trained weights get to the engines: one protocol, one loop, two ways of transport.
 
-                    ┌ tensor: shared memory or CUDA IPC, one machine
-    buckets ─► send ┤
-                    └ distributed: broadcast over gloo or NCCL, any machines
+                ┌ tensor: shared memory or CUDA IPC, one machine
+buckets ─► send ┤
+                └ distributed: broadcast over gloo or NCCL, any machines
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -55,7 +55,7 @@ class Transport(Protocol):
 
     def make_buffer(self) -> FlatBuffer: ...
 
-    def post(self, flat: Tensor, slots: list[Slot], version: str) -> Future[Any]:
+    def post(self, flat: Tensor, slots: list[Slot]) -> Future[Any]:
         """Put `flat [B]` uint8 on its way; the future is done when every engine has loaded it."""
         ...
 
@@ -73,18 +73,21 @@ class BucketSender:
         """See WeightSender.send."""
         started = time.perf_counter()
         num_tensors = num_bytes = 0
-        on_the_way: Future[Any] | None = None
-        with self.engines.update(version, self.mode) as marker:
-            for index, bucket in enumerate(buckets):
-                flat, slots = self._buffers[index % 2].fill(bucket)
-                if on_the_way is not None:
-                    on_the_way.result()
-                on_the_way = self.transport.post(flat, slots, marker)
-                num_tensors += len(slots)
-                num_bytes += flat.numel()
-            if on_the_way is None:
-                raise ValueError(f"weight update to version {version} has no tensors to send")
-            on_the_way.result()
+        on_the_way: list[Future[Any]] = []  # at most one
+        with self.engines.update(version, self.mode):
+            try:
+                for index, bucket in enumerate(buckets):
+                    flat, slots = self._buffers[index % 2].fill(bucket)
+                    while on_the_way:
+                        on_the_way.pop().result()
+                    on_the_way.append(self.transport.post(flat, slots))
+                    num_tensors += len(slots)
+                    num_bytes += flat.numel()
+                if not on_the_way:
+                    raise ValueError(f"weight update to version {version} has no tensors to send")
+                on_the_way.pop().result()
+            finally:
+                wait(on_the_way)  # after a failure: engines may still read a buffer
         seconds = time.perf_counter() - started
         return SyncReport(version=version, num_tensors=num_tensors, num_bytes=num_bytes, seconds=seconds)
 

@@ -1,6 +1,6 @@
 """All engines of a run, told to do the same thing at the same time, and the order of one weight update.
 
-    pause ─► begin ─► buckets ─► end ─► flush ─► name the version ─► check it ─► resume
+    pause ─► begin, version "N-incomplete" ─► buckets ─► end ─► flush ─► version "N" ─► check it ─► resume
 
 The engines are driven from a thread with an event loop of its own, so that the caller can prepare the next bucket while
 one is on its way.
@@ -52,18 +52,19 @@ class EngineSession:
         return results
 
     @contextmanager
-    def update(self, version: int, mode: Literal["retract", "in_place"]) -> Iterator[str]:
-        """One weight update; the body sends the buckets and gives each the version that is yielded.
+    def update(self, version: int, mode: Literal["retract", "in_place"]) -> Iterator[None]:
+        """One weight update; the body sends the buckets.
 
-        That name stays on an engine whose update breaks off, and is no number: whoever looks sees that its weights are
-        mixed. After a failure the engines stay paused, so that they sample nothing from such weights.
+        An engine whose update breaks off keeps a version that is no number, so that whoever looks sees that its weights
+        are mixed. After a failure the engines stay paused: they sample nothing from such weights.
 
         Raises:
             EngineError: an engine refused, did not answer, or reports another version afterwards.
         """
         self.run(lambda engine, _: engine.pause(mode))
         self.run(lambda engine, _: engine.begin_weight_update())
-        yield f"{version}-incomplete"
+        self.run(lambda engine, _: engine.set_weight_version(f"{version}-incomplete"))
+        yield
         self.run(lambda engine, _: engine.end_weight_update())
         if mode == "retract":  # in_place: requests hold their cache, and engines run without a prefix cache
             self.run(lambda engine, _: engine.flush_cache())

@@ -37,12 +37,12 @@ class TensorTransport:
     def make_buffer(self) -> FlatBuffer:
         return FlatBuffer(allocate_shared)
 
-    def post(self, flat: Tensor, slots: list[Slot], version: str) -> Future[Any]:
+    def post(self, flat: Tensor, slots: list[Slot]) -> Future[Any]:
         """See Transport.post. Each reader gets a handle of its own: torch counts them."""
         if flat.is_cuda:
             torch.cuda.synchronize(flat.device)  # the engines read on streams that do not wait for ours
         payloads = [[payload(flat, slots) for _ in range(self.num_shards)] for _ in self.engines.controls]
-        return self.engines.start(lambda engine, index: engine.update_from_tensor(payloads[index], version=version))
+        return self.engines.start(lambda engine, index: engine.update_from_tensor(payloads[index]))
 
     def close(self) -> None:
         """Nothing is held beyond the buffers."""

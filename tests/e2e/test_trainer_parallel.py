@@ -18,7 +18,7 @@ from benchmarks.trainer_cases import (
 )
 
 LIMIT = 1e-5
-STEPS = 3
+STEPS = 5
 # Policy, KL and entropy terms, and two updates per step, so that ratios and clipping are at work.
 TERMS = ["--use-kl-loss", "--kl-loss-coef", "0.1", "--entropy-coef", "0.01", "--num-updates-per-rollout", "2"]
 # With the default 1e-8 Adam turns gradients that are nothing but rounding into whole steps.
@@ -59,8 +59,8 @@ def single(folder: Path) -> dict[str, Outcome]:
     jobs = {
         "whole": make_job(folder),
         "one_sample_each": make_job(folder, "--micro-batch-size", "1"),
-        "first_two": make_job(folder, steps=slice(0, 2), save=saved),
-        "resumed": make_job(folder, steps=slice(2, 3), load=saved),
+        "first_four": make_job(folder, steps=slice(0, 4), save=saved),
+        "resumed": make_job(folder, steps=slice(4, 5), load=saved),
     }
     return dict(zip(jobs, run_jobs(list(jobs.values()), 1), strict=True))
 
@@ -70,7 +70,7 @@ def double(folder: Path, single: dict[str, Outcome]) -> dict[str, Outcome]:
     saved = folder / "checkpoint"
     jobs = {name: make_job(folder, *flags, workers=2) for name, flags in SPLITS.items()}
     for name in ("dp2", "tp2", "pp2"):
-        jobs[f"resumed_{name}"] = make_job(folder, *SPLITS[name], workers=2, steps=slice(2, 3), load=saved)
+        jobs[f"resumed_{name}"] = make_job(folder, *SPLITS[name], workers=2, steps=slice(4, 5), load=saved)
     return dict(zip(jobs, run_jobs(list(jobs.values()), 2), strict=True))
 
 
@@ -92,14 +92,14 @@ def test_two_workers_train_as_one_does(split: str, single: dict[str, Outcome], d
 
 def test_resumed_run_continues_exactly(single: dict[str, Outcome]) -> None:
     resumed, whole = single["resumed"], single["whole"]
-    assert resumed.loaded == {"step": 2, "extra": {"cursor": 17}}
+    assert resumed.loaded == {"step": 4, "extra": {"cursor": 17}}
     for name in ("train/loss", "train/grad_norm", "train/lr", "train/entropy"):
-        assert resumed.metrics[0][name] == whole.metrics[2][name]
+        assert resumed.metrics[0][name] == whole.metrics[4][name]
     assert all(torch.equal(resumed.weights[name], tensor) for name, tensor in whole.weights.items())
 
 
 @pytest.mark.parametrize("split", ["dp2", "tp2", "pp2"])
 def test_checkpoint_loads_on_another_layout(split: str, single: dict[str, Outcome], double: dict[str, Outcome]) -> None:
     resumed = double[f"resumed_{split}"]
-    whole = Outcome(metrics=single["whole"].metrics[2:], weights=single["whole"].weights)
+    whole = Outcome(metrics=single["whole"].metrics[4:], weights=single["whole"].weights)
     assert relative_difference(resumed, whole) < LIMIT

@@ -80,7 +80,9 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         router.stop()
 
 
-def generate(serving: Serving, num_requests: int, num_tokens: int, meanwhile: Any = None) -> list[tuple[list[int], Generation]]:
+def generate(
+    serving: Serving, num_requests: int, num_tokens: int, meanwhile: Any = None
+) -> list[tuple[list[int], Generation]]:
     """(prompt, answer) of requests that run together through the router; `meanwhile` runs in a thread after a while."""
     source = random.Random(0)
     prompts = [[source.randrange(3, 98) for _ in range(10)] for _ in range(num_requests)]
@@ -97,7 +99,9 @@ def generate(serving: Serving, num_requests: int, num_tokens: int, meanwhile: An
     return list(zip(prompts, asyncio.run(run()), strict=True))
 
 
-def gap(serving: Serving, name: str, prompt: list[int], answer: Generation, start: int = 0, end: int | None = None) -> float:
+def gap(
+    serving: Serving, name: str, prompt: list[int], answer: Generation, start: int = 0, end: int | None = None
+) -> float:
     """Largest difference between engine and transformers over tokens [start, end)."""
     expected = serving.log_probs(name, prompt, answer.tokens)
     pairs = list(zip(answer.log_probs, expected, strict=True))[start:end]

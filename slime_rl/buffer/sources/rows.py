@@ -13,7 +13,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
-
 _READ_AHEAD = 512
 
 
@@ -119,7 +118,7 @@ class ColumnarRows:
             self._last = row
             return self._ahead[ahead]
         block = bisect_right(self._starts, row) - 1
-        # Converting rows one by one is slow, so reading in order, as the check at the start does, converts many at once.
+        # Converting rows one by one is slow; reading in order, as the check at the start does, converts many at once.
         count = _READ_AHEAD if row == self._last + 1 else 1
         rows = self._blocks.load(block).slice(row - self._starts[block], count).to_pylist()
         self._ahead, self._ahead_from, self._last = rows if count > 1 else [], row, row

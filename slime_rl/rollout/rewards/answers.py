@@ -1,4 +1,4 @@
-"""The final answer in a response: what rewards compare with the label. Linear-time text work, safe in the main process."""
+"""The final answer in a response, which rewards compare with the label. Linear in time: safe in the main process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from slime_rl.types import Sample
 
 THINK_END = "</think>"
-_BOXES = ("\\boxed", "\\fbox")
+_BRACES = re.compile(r"\\(?:boxed|fbox) *\{|\\(?:boxed|fbox) +(?P<bare>[^\s{}]+)|[{}]")
 # "Answer: 5", "**Answer:** 34", "the final answer is (B)", "#### 72"; the answer is the rest of that line.
 _MARKER = re.compile(r"(?:\banswer\b[*_ \t]*(?:is\b|[:=])[*_:= \t]*|^[ \t]*####[ \t]*)", re.IGNORECASE | re.MULTILINE)
 _WRAPPERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"), ('"', '"'))
@@ -37,21 +37,20 @@ def final_answer(response: str) -> str | None:
 
 
 def last_boxed(text: str) -> str | None:
-    """Contents of the last `\\boxed{...}` with balanced braces, or of `\\boxed 5`."""
-    start = max(text.rfind(box) for box in _BOXES)
-    while start >= 0:
-        rest = text[start:].partition("boxed" if text.startswith("\\boxed", start) else "fbox")[2]
-        stripped = rest.lstrip(" ")
-        if not stripped.startswith("{"):
-            bare = re.match(r"\S+", stripped) if rest != stripped else None
-            return bare.group().rstrip("$.") if bare else None
-        depth = 0
-        for position, char in enumerate(stripped):
-            depth += (char == "{") - (char == "}")
-            if depth == 0:
-                return stripped[1:position]
-        start = max(text.rfind(box, 0, start) for box in _BOXES)  # cut off inside: an earlier one may be whole
-    return None
+    """Contents of the last whole `\\boxed{...}` (braces balance), or of a last `\\boxed 5`. One pass over the text."""
+    opened: list[int] = []  # where the contents of every open brace begin; negative for braces that are no box
+    last, last_start = None, -1
+    for match in _BRACES.finditer(text):
+        token = match.group()
+        if token == "}":
+            start = opened.pop() if opened else -1
+            if start > last_start:
+                last, last_start = text[start : match.start()], start
+        elif token.endswith("{"):
+            opened.append(match.end() if token != "{" else -1)
+        elif match.end() > last_start:  # bare: `\\boxed 5`
+            last, last_start = match.group("bare").rstrip("$."), match.end()
+    return last
 
 
 def clean(answer: str) -> str:
@@ -69,7 +68,7 @@ def clean(answer: str) -> str:
 
 
 def _tagged(text: str) -> str | None:
-    before, opened, after = text.rpartition("<answer>")
+    _, opened, after = text.rpartition("<answer>")
     return after.partition("</answer>")[0] if opened else None
 
 
@@ -97,5 +96,3 @@ def labels_of(sample: Sample, reward: str) -> list[str]:
             "--label-key names the field that holds it"
         )
     return [str(entry).strip() for entry in entries]
-
-

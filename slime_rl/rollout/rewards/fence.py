@@ -59,7 +59,7 @@ class ProcessFence:
     """
 
     def __init__(self, num_workers: int, timeout_s: float, *, memory_bytes: int = 2 * GIB) -> None:
-        """`timeout_s` is the default deadline of a call; `memory_bytes` is what a worker may allocate on top of imports."""
+        """`timeout_s` is the default deadline of a call; `memory_bytes` a worker may allocate on top of its imports."""
         if num_workers < 1 or timeout_s <= 0 or memory_bytes <= 0:
             raise ValueError(
                 "a fence needs num_workers >= 1, timeout_s > 0 and memory_bytes > 0, got "

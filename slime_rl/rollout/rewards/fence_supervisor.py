@@ -1,9 +1,11 @@
-"""A process of its own between the run and code that may do anything: `python -m slime_rl.rollout.rewards.fence_supervisor`.
+"""A process of its own between the run and code that may do anything.
+
+    python -m slime_rl.rollout.rewards.fence_supervisor MEMORY_BYTES
 
 Consumes requests on standard input and answers each on standard output; ends when its input does. The function runs in
-a forked worker, which serves call after call until it hangs, dies, breaks a limit or leaves processes behind: then it is
-killed with all its descendants, and the next call gets a fresh fork. Only standard-library imports, and whatever module
-a request names: a fork of a small single-threaded process is cheap and safe.
+a forked worker, which serves call after call until it hangs, dies, breaks a limit or leaves processes behind: then it
+is killed with all its descendants, and the next call gets a fresh fork. It imports nothing but the standard library and
+the modules that requests name: forking a small single-threaded process is cheap and safe.
 """
 
 from __future__ import annotations
@@ -33,8 +35,10 @@ from slime_rl.rollout.rewards.fence_protocol import (
 )
 
 MAX_PROCESSES = 16  # of one call; a fork bomb passes it within milliseconds
-TICK_S = 0.05  # how often a running call's processes are counted
+FIRST_TICK_S = 0.01  # a call that takes longer has its processes counted, now and every TICK_S
+TICK_S = 0.05
 SWEEP_S = 5.0  # longest time to hunt for what a call left behind
+SWEEP_BATCH = 64
 # A live worker confirms a request in a millisecond, on a crowded machine in tens of them.
 START_S = 2.0
 FRESH_START_S = 30.0
@@ -80,7 +84,7 @@ class Supervisor:
         if worker is None:
             return failed(Failure.CRASH, "the worker did not start")
         answer, usable = self._wait(worker, nonce, time.monotonic() + header["timeout_s"])
-        if not usable or self._num_processes() > 1:
+        if not usable or self._has_more_processes_than(1):
             self.end_worker()
         return answer
 
@@ -120,19 +124,21 @@ class Supervisor:
         poller.register(worker.answers, select.POLLIN)
         poller.register(worker.pidfd, select.POLLIN)
         poller.register(self.requests, 0)  # only its end, which is always reported: the owner is gone
+        tick = FIRST_TICK_S
         while True:
             left = deadline - time.monotonic()
             if left <= 0:
                 return failed(Failure.TIMEOUT, "the deadline passed"), False
-            events = {fd for fd, _ in poller.poll(min(left, TICK_S) * 1000)}
+            events = {fd for fd, _ in poller.poll(min(left, tick) * 1000)}
+            tick = TICK_S
             if self.requests in events:
                 raise OwnerGoneError
             if worker.answers in events:
                 return self._read_answer(worker, nonce, deadline)
             if worker.pidfd in events:
                 return failed(Failure.CRASH, "the process died"), False
-            if not events and (count := self._num_processes()) > MAX_PROCESSES:
-                return failed(Failure.PROCESSES, f"{count} processes, over {MAX_PROCESSES}"), False
+            if not events and self._has_more_processes_than(MAX_PROCESSES):
+                return failed(Failure.PROCESSES, f"more than {MAX_PROCESSES} processes"), False
 
     def _read_answer(self, worker: Worker, nonce: bytes, deadline: float) -> tuple[bytes, bool]:
         try:
@@ -162,17 +168,19 @@ class Supervisor:
         return Worker(pid, os.pidfd_open(pid), request_in, answer_out)
 
     def end_worker(self) -> None:
-        """Kill the worker and everything that descends from it: as subreaper we inherit what was orphaned on purpose."""
+        """Kill the worker and all its descendants: as subreaper we inherit those that were orphaned on purpose."""
         if self.worker is None:
             return
         worker = self.worker
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(worker.pid, signal.SIGKILL)
         limit = time.monotonic() + SWEEP_S
-        while (left := descendants(os.getpid())) and time.monotonic() < limit:
+        while (left := descendants(os.getpid(), SWEEP_BATCH)) and time.monotonic() < limit:
             for pid in left:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
+                    if os.getpgid(pid) != os.getpgrp():  # at once, where it made a group of its own and forks in it
+                        os.killpg(os.getpgid(pid), signal.SIGKILL)
             self._reap()
         self.worker = None
         for fd in (worker.pidfd, worker.requests, worker.answers):
@@ -183,23 +191,24 @@ class Supervisor:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
 
-    def _num_processes(self) -> int:
-        return len(descendants(os.getpid(), limit=4 * MAX_PROCESSES))
+    def _has_more_processes_than(self, limit: int) -> bool:
+        # Never count further than needed: a fork bomb grows faster than it can be counted.
+        return len(descendants(os.getpid(), limit + 1)) > limit
 
 
 class OwnerGoneError(Exception):
     """The other end of our input was closed while a call ran."""
 
 
-def descendants(pid: int, limit: int | None = None) -> list[int]:
-    """Every process below `pid`, parents before children; counting may stop at `limit`."""
+def descendants(pid: int, at_most: int) -> list[int]:
+    """Processes below `pid`, parents before children; stops looking when it has found `at_most`."""
     found: list[int] = []
     waiting = [pid]
-    while waiting and (limit is None or len(found) < limit):
+    while waiting and len(found) < at_most:
         children = _children(waiting.pop())
         found += children
         waiting += children
-    return found
+    return found[:at_most]
 
 
 def _children(pid: int) -> list[int]:

@@ -29,7 +29,7 @@ async def math(config: Config, group: list[Sample]) -> list[float | dict[str, An
     answers = iter(await current_fence().call_many(FENCED, open_calls) if open_calls else ())
     values: list[float | dict[str, Any]] = []
     for sample, score in zip(group, decided, strict=True):
-        value = {"score": score} if score is not None else next(answers).score_dict()
+        value: dict[str, Any] = {"score": score} if score is not None else next(answers).score_dict()
         value["answer"] = final_answer(sample.response)
         if has_unclosed_thinking(sample.response):
             value["unclosed_think"] = 1.0

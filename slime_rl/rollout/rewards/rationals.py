@@ -22,9 +22,10 @@ def parse_rational(text: str) -> Fraction | None:
 
     None for anything else, a zero denominator and numbers of more than MAX_DIGITS digits.
     """
-    text = _UNITS.sub("", text.strip().replace("\u2212", "-").replace("\\,", "").replace("\\!", "")).strip()
-    if len(text) > 2 * MAX_DIGITS:
+    text = text.strip()
+    if len(text) > 2 * MAX_DIGITS:  # before any pattern, whose time may grow with the square of the length
         return None
+    text = _UNITS.sub("", text.replace("\u2212", "-").replace("\\,", "").replace("\\!", "")).strip()
     if _SIMPLE.fullmatch(text):
         return _simple(text)
     if match := _MIXED.fullmatch(text):

@@ -125,6 +125,7 @@ def _torch_without_cuda() -> types.ModuleType:
     stream = returns(_Inert())
     cuda = _StandIn(
         torch.cuda,
+        is_available=returns(False),  # --device cpu on a machine that has one
         current_device=returns(torch.device("cpu")),
         device_count=returns(1),
         synchronize=returns(None),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import random
 
@@ -139,7 +140,7 @@ def test_range_set_agrees_with_a_set() -> None:
         assert len(ranges) == len(plain)
     assert {v for v in range(-1, 301) if v in ranges} == plain
     pairs = ranges.to_list()
-    assert all(a[1] < b[0] for a, b in zip(pairs, pairs[1:], strict=False))
+    assert all(a[1] < b[0] for a, b in itertools.pairwise(pairs))
     assert RangeSet(pairs).to_list() == pairs
     with pytest.raises(ValueError, match="already"):
         ranges.add(values[0])

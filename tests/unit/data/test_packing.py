@@ -19,7 +19,7 @@ def test_no_micro_batch_is_over_the_cap_unless_a_single_sample_is() -> None:
     for seed in range(500):
         lengths, cap, _ = lengths_of(seed)
         batches = pack(lengths, cap)
-        assert sorted(sum(batches, [])) == list(range(len(lengths)))
+        assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
         assert all(batch for batch in batches)
         assert all(len(batch) == 1 or sum(lengths[i] for i in batch) <= cap for batch in batches)
 
@@ -84,7 +84,7 @@ def test_partition_has_even_counts_and_even_costs() -> None:
     for seed in range(100):
         lengths, _, rng = lengths_of(seed)
         parts = partition(lengths, k := rng.randint(1, 8))
-        assert sorted(sum(parts, [])) == list(range(len(lengths)))
+        assert sorted(i for part in parts for i in part) == list(range(len(lengths)))
         assert len(parts) == k
         counts = [len(p) for p in parts]
         assert max(counts) - min(counts) <= 1

@@ -21,7 +21,7 @@ def make(n: int = 4, **meta: object) -> DataProto:
 def test_fields_must_have_equal_rows() -> None:
     with pytest.raises(ValueError, match=r"equal numbers of rows, got \{'a': 2, 'b': 3\}"):
         DataProto({"a": torch.zeros(2), "b": torch.zeros(3)})
-    with pytest.raises(ValueError, match="'t'.*numpy array"):
+    with pytest.raises(ValueError, match=r"'t'.*numpy array"):
         DataProto({"a": torch.zeros(2)}, {"t": ["x", "y"]})  # type: ignore[dict-item]
     with pytest.raises(ValueError, match="both a tensor and a non-tensor"):
         DataProto({"a": torch.zeros(2)}, {"a": np.zeros(2)})
@@ -89,7 +89,7 @@ def test_union_adds_in_place_and_refuses_different_values_under_one_name() -> No
     result = batch.union(DataProto({"x": batch["x"].clone(), "new": torch.ones(4)}, None, {"lr": 1.0}))
     assert result is batch
     assert batch.meta_info == {"step": 3, "lr": 1.0}
-    with pytest.raises(ValueError, match="'new'.*different values"):
+    with pytest.raises(ValueError, match=r"'new'.*different values"):
         batch.union(DataProto({"new": torch.zeros(4)}))
     with pytest.raises(ValueError, match="4 and 3 rows"):
         batch.union(make(3))

@@ -23,7 +23,16 @@ def engine_arguments(tmp_path: Path, *flags: str, device: str = "cpu", index: in
 
 
 def test_engine_arguments_follow_our_flags(tmp_path: Path) -> None:
-    flags = ("--train-dtype", "bfloat16", "--seed", "10", "--rollout-num-gpus-per-engine", "2", "--engine-mem-fraction", "0.3")
+    flags = (
+        "--train-dtype",
+        "bfloat16",
+        "--seed",
+        "10",
+        "--rollout-num-gpus-per-engine",
+        "2",
+        "--engine-mem-fraction",
+        "0.3",
+    )
     arguments = engine_arguments(tmp_path, *flags, index=3)
     expected = {"--dtype=bfloat16", "--random-seed=13", "--tp-size=2", "--mem-fraction-static=0.3", "--port=1234"}
     assert expected <= set(arguments)
@@ -88,7 +97,10 @@ def test_without_passed_arguments_sglang_is_not_asked(tmp_path: Path, monkeypatc
     ("answer", "message"),
     [
         ({"unknown": ["--chunked-prefil-size", "8"]}, "did you mean --sglang-chunked-prefill-size"),
-        ({"error": "argument --chunked-prefill-size: invalid int value: 'x'"}, "SGLang refuses.*invalid int value: 'x'"),
+        (
+            {"error": "argument --chunked-prefill-size: invalid int value: 'x'"},
+            "SGLang refuses.*invalid int value: 'x'",
+        ),
     ],
 )
 def test_what_sglang_says_becomes_an_error_about_our_flag(

@@ -52,5 +52,7 @@ def test_too_little_shared_memory_is_an_error_before_it_is_written(monkeypatch: 
         f_bavail, f_frsize = 1, 4096
 
     monkeypatch.setattr(tensor_transport.os, "statvfs", lambda _: Full())
-    with pytest.raises(RuntimeError, match="needs 8192 bytes in /dev/shm, where 4096 are free; lower --weight-sync-bucket"):
+    with pytest.raises(
+        RuntimeError, match="needs 8192 bytes in /dev/shm, where 4096 are free; lower --weight-sync-bucket"
+    ):
         allocate_shared(8192, torch.device("cpu"))

@@ -97,10 +97,18 @@ def forge_answer() -> None:
 
 
 def fork_bomb() -> None:
-    """Bounded: 2 ** 7 processes at most. An endless one took a whole machine down when the fence under test was at fault."""
+    """At most 2 ** 7 processes: an endless one takes the machine down when the fence under test is at fault."""
     for _ in range(7):
         os.fork()
-    time.sleep(600)
+    time.sleep(30)
+
+
+def fork_bomb_in_sessions() -> None:
+    """The same, each process in a session and group of its own."""
+    for _ in range(7):
+        if os.fork() == 0:
+            os.setsid()
+    time.sleep(30)
 
 
 def leave_daemon(path: str) -> int:

@@ -61,6 +61,7 @@ def test_the_worker_is_reused_while_it_behaves(fence: ProcessFence) -> None:
         ("write_garbage", (), Failure.CRASH),
         ("forge_answer", (), Failure.CRASH),
         ("fork_bomb", (), Failure.PROCESSES),
+        ("fork_bomb_in_sessions", (), Failure.PROCESSES),
         ("no_such_function", (), Failure.ERROR),
     ],
 )
@@ -136,7 +137,9 @@ def test_no_process_survives_an_owner_that_is_killed() -> None:
         "asyncio.run(fence.call('hostile:spin'))\n"
     )
     path = os.pathsep.join([str(HERE), *sys.path])
-    owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path})
+    owner = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}
+    )
     assert owner.stdout is not None
     pids = [int(word) for word in owner.stdout.readline().split()]
     assert all(psutil.pid_exists(pid) for pid in pids)

@@ -1,0 +1,63 @@
+"""What a user can get wrong ends in one clear message, an exit code other than 0, no hang, and no process left."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from e2e_runs import base_flags, run_train
+
+REWARD = "--reward-function-path"
+
+
+def rows(folder: Path, *lines: str) -> list[str]:
+    path = folder / "prompts.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    return ["--prompt-data", str(path)]
+
+
+def case_flags(case: str, folder: Path) -> tuple[list[str], str]:
+    """(flags, what the message must contain) of a named mistake."""
+    good = json.dumps({"prompt": "1+1=", "label": "2"})
+    return {
+        "unknown flag": (["--rollout-batchsize", "4"], "did you mean --rollout-batch-size"),
+        "missing file": (["--prompt-data", str(folder / "absent.jsonl")], "absent.jsonl"),
+        "missing model": (["--hf-checkpoint", str(folder / "absent")], "--hf-checkpoint must be a folder that exists"),
+        "bad row": (rows(folder, good, "{not json"), "prompts.jsonl:2"),
+        "label missing": (
+            rows(folder, good, good, '{"prompt": "1+2="}'),
+            "prompts.jsonl:3: 'label' (--label-key) is missing",
+        ),
+        "long prompt": (rows(folder, json.dumps({"prompt": "1" * 99, "label": "2"})), "over --max-prompt-len 32"),
+        "reward signature": ([REWARD, "broken_plugins:wrong_signature"], "called as (config, group)"),
+        "reward raises": ([REWARD, "broken_plugins:raises"], "raised KeyError: 'no such answer'"),
+        "reward count": ([REWARD, "broken_plugins:wrong_count"], "one value for each of the 4 samples, got 1"),
+        "engine flag": (["--sglang-attention-backendd", "x"], "--sglang-attention-backend"),
+        "engine start": (["--sglang-attention-backend", "flashinfer"], "engine_0.log"),
+        "load nothing": (["--load", str(folder)], "holds no complete checkpoint"),
+    }[case]
+
+
+CASES = [
+    *("unknown flag", "missing file", "missing model", "bad row", "label missing", "long prompt", "reward signature"),
+    *("reward raises", "reward count", "engine flag", "engine start", "load nothing"),
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_mistake_ends_in_one_clear_message(case: str, quickstart_data: Path, tmp_path: Path) -> None:
+    flags, message = case_flags(case, tmp_path)
+    run_dir = tmp_path / "run"
+    started = time.monotonic()
+    result = run_train([*base_flags(quickstart_data, run_dir), "--num-steps", "2", *flags], timeout_s=120)
+    seconds = time.monotonic() - started
+    lines = [line for line in result.stderr.splitlines() if line.startswith("slime_rl: ")]
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert message in result.stderr
+    assert lines and "Traceback" not in result.stderr + result.stdout
+    assert seconds < 60
+    left = [p for p in psutil.process_iter(["cmdline"]) if str(run_dir) in " ".join(p.info["cmdline"] or [])]
+    assert not left

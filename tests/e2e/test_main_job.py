@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from e2e_runs import base_flags, read_metrics, run_train, start_train, train_metrics
+
+
+def test_grpo_run_leaves_everything_a_user_expects(quickstart_data: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    evaluation = ["--eval-prompt-data", "heldout", str(quickstart_data / "heldout.jsonl"), "--eval-interval", "2"]
+    flags = [*base_flags(quickstart_data, run_dir), *evaluation, "--num-steps", "3", "--use-kl-loss", "--tensorboard"]
+    result = run_train([*flags, "--kl-loss-coef", "0.01", "--entropy-coef", "0.001"])
+    assert result.returncode == 0, result.stdout + result.stderr
+
+    steps = train_metrics(run_dir)
+    assert [line["step"] for line in steps] == [0, 1, 2]
+    for line in steps:
+        assert line["train/logprob_diff_mean_abs"] < 1e-4 and line["train/logprob_diff_max_abs"] < 1e-3
+        assert line["rollout/staleness_max"] == 0
+        assert line["timing_s/other"] < 0.05 * line["perf/step_s"] + 0.05
+    assert steps[0]["train/kl_loss"] == pytest.approx(0, abs=1e-6)  # the reference is the policy itself at first
+    assert steps[2]["buffer/committed"] == 8  # counted when step 2 was taken: steps 0 and 1
+    assert [line["step"] for line in read_metrics(run_dir) if "eval/heldout/accuracy" in line] == [0, 2, 3]
+    for name in ("report.html", "reward.png", "accuracy.png", "summary.json", "samples.jsonl", "tensorboard"):
+        assert (run_dir / name).exists(), name
+
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(run_dir / "hf")
+    tokenizer = AutoTokenizer.from_pretrained(run_dir / "hf")
+    assert model.config.model_type == "qwen3" and tokenizer.chat_template
+
+
+def test_one_step_off_trains_on_tokens_at_most_one_version_old(quickstart_data: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    flags = [*base_flags(quickstart_data, run_dir), "--num-steps", "4", "--rollout-ahead", "1"]
+    result = run_train([*flags, "--off-policy-correction", "tis_token", "--num-updates-per-rollout", "2"])
+    assert result.returncode == 0, result.stdout + result.stderr
+    ages = [line["rollout/staleness_max"] for line in train_metrics(run_dir)]
+    assert len(ages) == 4 and ages[0] == 0 and max(ages) <= 1
+
+
+def test_two_workers_give_the_losses_of_one(quickstart_data: Path, tmp_path: Path) -> None:
+    losses = []
+    for workers in (1, 2):
+        run_dir = tmp_path / f"dp{workers}"
+        flags = [*base_flags(quickstart_data, run_dir), "--loss", "sft", "--n-samples-per-prompt", "1"]
+        result = run_train(
+            [*flags, "--rollout-batch-size", "32", "--num-steps", "5", "--train-num-workers", str(workers)]
+        )
+        assert result.returncode == 0, result.stdout + result.stderr
+        losses.append([line["train/loss"] for line in train_metrics(run_dir)])
+    assert len(losses[0]) == 5
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert losses[0][4] < losses[0][0]
+
+
+def test_resume_trains_each_prompt_once(quickstart_data: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    flags = [*base_flags(quickstart_data, run_dir), "--save-interval", "2", "--log-samples", "16"]
+    first = run_train([*flags, "--num-steps", "2"])
+    assert first.returncode == 0, first.stdout + first.stderr
+    second = run_train([*flags, "--num-steps", "4", "--load", str(run_dir / "checkpoints")])
+    assert second.returncode == 0, second.stdout + second.stderr
+    assert [line["step"] for line in train_metrics(run_dir)] == [0, 1, 2, 3]
+    samples = [json.loads(line) for line in (run_dir / "samples.jsonl").read_text().splitlines()]
+    trained = {(sample["step"], sample["group_index"], str(sample["prompt"])) for sample in samples}
+    assert [group for _, group, _ in sorted(trained)] == list(range(16))  # in order, none twice, none left out
+    assert len({prompt for _, _, prompt in trained}) == 16
+
+
+def test_kill_9_leaves_no_process_and_the_next_run_starts(quickstart_data: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    flags = [*base_flags(quickstart_data, run_dir), "--num-steps", "1000"]
+    process = start_train(flags, tmp_path / "log")
+    metrics = run_dir / "metrics.jsonl"
+    deadline = time.monotonic() + 200
+    while not (metrics.exists() and metrics.read_text()):
+        assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()
+        time.sleep(0.2)
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert len(family) > 5
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    _, alive = psutil.wait_procs(family, timeout=15)
+    assert not [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    again = run_train([*base_flags(quickstart_data, run_dir), "--num-steps", "1", "--overwrite"])
+    assert again.returncode == 0, again.stdout + again.stderr
+
+
+def test_two_runs_side_by_side(quickstart_data: Path, tmp_path: Path) -> None:
+    processes = []
+    for name in ("a", "b"):
+        flags = [*base_flags(quickstart_data, tmp_path / name), "--num-steps", "2"]
+        processes.append(start_train(flags, tmp_path / f"{name}.log"))
+    for name, process in zip(("a", "b"), processes, strict=True):
+        assert process.wait(timeout=300) == 0, (tmp_path / f"{name}.log").read_text()
+        assert len(train_metrics(tmp_path / name)) == 2

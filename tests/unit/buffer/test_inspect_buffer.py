@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from factories import make_config
+
+from slime_rl.buffer.conformance import fill
+from slime_rl.buffer.ledger_buffer import LedgerBuffer
+from slime_rl.buffer.sources import FilePromptSource
+
+TOOL = Path(__file__).parents[3] / "tools" / "inspect_buffer.py"
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("inspect_buffer", TOOL)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def make_run(tmp_path: Path) -> Path:
+    """A run folder with one checkpoint: group 0 committed, 1 dropped, 2 and 3 generated, 4 waiting."""
+    config = make_config(tmp_path, "--n-samples-per-prompt", "2")
+    buffer = LedgerBuffer(config, FilePromptSource(config))
+    groups = buffer.reserve(5)
+    buffer.drop(groups[1], "zero_std")
+    for i in (0, 2, 3):
+        buffer.admit(fill(groups[i]))
+    buffer.take(0, 1)
+    buffer.commit(0)
+    folder = config.run_dir / "checkpoints" / "step_00000001"
+    folder.mkdir(parents=True)
+    (folder / "buffer.json").write_text(json.dumps(buffer.state_dict()))
+    (config.run_dir / "checkpoints" / "latest").write_text("step_00000001")
+    (config.run_dir / "metrics.jsonl").write_text(
+        '{"step": 4, "buffer/waiting": 2.0, "buffer/dropped/zero_std": 1.0}\n'
+        '{"step": 5, "train/loss": 1.0}\n{"step": 6, "buf'
+    )
+    return config.run_dir
+
+
+def test_overview_lists_states_drops_cursor_and_live_counts(
+    tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tool.main([str(make_run(tmp_path))]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    for expected in (
+        "live, step 4: waiting 2, dropped/zero_std 1",
+        "reserved 1",
+        "generated 2",
+        "committed 1",
+        "dropped for zero_std: 1",
+        "last committed step 0, next group 5",
+        "dataset prompts.jsonl: epoch 1, next row at position 2",
+        "groups with tokens 2",
+        "2 groups are -3 weight versions old",
+    ):
+        assert expected in words
+
+
+def test_one_group_is_shown_with_text_tokens_and_versions(
+    tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path)
+    assert tool.main([str(run), "--group", "3"]) == 0
+    out = capsys.readouterr().out
+    assert "response: 'text 7'" in out
+    assert "tokens 0:4 (trained on, sampled by version 4): [0, 1, 2, 3]" in out
+    assert "log-probs: -0.1, -0.2, -0.3, -0.4" in out
+    assert tool.main([str(run), "--groups"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_what_is_not_there_is_one_clear_line(
+    tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path)
+    assert tool.main([str(run), "--group", "99"]) == 1
+    assert "group 99 has no tokens here" in capsys.readouterr().err
+    assert tool.main([str(tmp_path / "nope")]) == 1
+    assert "must be a folder that exists" in capsys.readouterr().err
+    assert tool.main([str(tmp_path)]) == 0
+    assert "no checkpoint below" in capsys.readouterr().out

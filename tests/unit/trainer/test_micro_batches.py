@@ -1,0 +1,130 @@
+"""Packing for context and sequence parallelism, and the global batch; no process group is needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.trainer_cases import make_batch, make_config
+from slime_rl.trainer.device import prepare_process, resolve_device
+
+prepare_process(resolve_device("cpu"), 0, 1, 1)
+
+from slime_rl.trainer.distributed import Axis, Layout  # noqa: E402  (after the stand-ins)
+from slime_rl.trainer.gather import gather_global  # noqa: E402
+from slime_rl.trainer.packing import make_micro_batch, padded_lengths, split_rows  # noqa: E402
+from slime_rl.trainer.shard import make_shard  # noqa: E402
+
+CPU = torch.device("cpu")
+
+
+def make_layout(cp: int = 1, cp_rank: int = 0, tp: int = 1, pp: int = 1, vpp: int | None = None) -> Layout:
+    one = Axis(None, 1, 0)
+    return Layout(
+        tp=Axis(None, tp, 0), pp=Axis(None, pp, 0), cp=Axis(None, cp, cp_rank), dp=one, dp_cp=one, vpp_size=vpp
+    )
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Any:
+    (tmp_path / "config.json").write_text("{}")
+    return make_config(tmp_path)
+
+
+def test_every_response_token_is_predicted_by_the_token_before_it(config: Any) -> None:
+    batch = make_batch()
+    shard = make_shard(config, batch, CPU)
+    rows = [7, 2, 5]
+    micro = make_micro_batch(0, rows, shard.sequences, make_layout(), False, CPU)
+    flat = torch.cat([batch.ragged("tokens")[row] for row in rows])
+    assert torch.equal(micro.input_ids[0], flat)
+    responses = [batch.ragged("tokens")[row][int(batch.dense("prompt_lengths")[row]) :] for row in rows]
+    assert torch.equal(micro.targets, torch.cat(responses))
+    assert torch.equal(micro.input_ids[0, micro.predict_at + 1], micro.targets)
+    masks = torch.cat([batch.ragged("loss_mask")[row] for row in rows])
+    assert torch.equal(batch.ragged("loss_mask").values[micro.token_index], masks)
+    assert micro.sample_ids.bincount().tolist() == [len(response) for response in responses]
+
+
+@pytest.mark.parametrize("cp", [2, 3])
+def test_context_parallel_workers_own_every_response_token_once(config: Any, cp: int) -> None:
+    shard = make_shard(config, make_batch(), CPU)
+    rows = [0, 4, 9]
+    whole = make_micro_batch(0, rows, shard.sequences, make_layout(), False, CPU)
+    targets = torch.full_like(whole.targets, -1)
+    sizes = set()
+    for rank in range(cp):
+        part = make_micro_batch(0, rows, shard.sequences, make_layout(cp, rank), False, CPU)
+        assert (targets[part.owned] == -1).all()
+        targets[part.owned] = part.targets
+        sizes.add(part.input_ids.size(1))
+    assert torch.equal(targets, whole.targets)
+    assert len(sizes) == 1
+
+
+def test_sequence_parallel_pads_to_a_multiple_of_the_workers() -> None:
+    assert padded_lengths([5, 7], make_layout(tp=4), False) == [5, 7]
+    assert padded_lengths([5, 8], make_layout(tp=4), True) == [5, 11]
+    assert padded_lengths([5, 6], make_layout(cp=2, tp=4), True) == [8, 8]
+
+
+def test_empty_micro_batch_keeps_the_workers_in_step(config: Any) -> None:
+    shard = make_shard(config, make_batch(), CPU)
+    micro = make_micro_batch(3, [], shard.sequences, make_layout(cp=2, tp=2), True, CPU)
+    assert micro.num_samples == 0 and len(micro.targets) == 0
+    assert micro.input_ids.size(1) % 2 == 0
+
+
+def split(rows: list[int], lengths: list[int], layout: Layout, **train: Any) -> list[list[int]]:
+    settings: Any = SimpleNamespace(**{"max_tokens_per_worker": 10, "micro_batch_size": None} | train)
+    return split_rows(rows, lengths, settings, layout, 64, CPU)
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slime_rl.trainer.packing.reduce_max", lambda value, axis, device: value)
+
+
+def test_token_cap_is_kept_and_no_row_is_lost(alone: None) -> None:
+    lengths = [3, 9, 4, 20, 5, 5, 1]
+    batches = split([0, 1, 3, 4, 5, 6], lengths, make_layout())
+    assert sorted(row for batch in batches for row in batch) == [0, 1, 3, 4, 5, 6]
+    assert all(sum(lengths[row] for row in batch) <= 10 or batch == [3] for batch in batches)
+
+
+def test_interleaved_stages_get_rounds_of_micro_batches(alone: None) -> None:
+    assert len(split([0, 1, 2], [10, 10, 10], make_layout(pp=2, vpp=2))) == 4
+
+
+def test_worker_with_fewer_samples_fills_up_with_empty_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slime_rl.trainer.packing.reduce_max", lambda value, axis, device: 3)
+    assert split([0, 1], [4, 4], make_layout()) == [[0], [1], []]
+    assert split([], [4, 4], make_layout()) == [[], [], []]
+
+
+def test_global_batch_does_not_depend_on_the_workers_order(config: Any) -> None:
+    batch, dp = make_batch(updates=2), Axis(None, 1, 0)
+    order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(0))
+    whole, mixed = (
+        gather_global(shard, {"mask": shard.mask, "rollout_log_probs": shard.rollout_log_probs}, len(batch), dp)
+        for shard in (make_shard(config, batch, CPU), make_shard(config, batch.select_rows(order), CPU))
+    )
+    for name, values in whole.tokens.items():
+        assert torch.equal(values, mixed.tokens[name])
+    assert torch.equal(whole.samples["rewards"], mixed.samples["rewards"])
+    own = mixed.tokens["rollout_log_probs"][mixed.own_tokens]
+    assert torch.equal(own, batch.select_rows(order).ragged("rollout_log_probs").values)
+    weights, _ = whole.per_update(config, None)
+    first = whole.integers["update_ids"][whole.sample_of_token] == 0
+    assert float(weights[first].sum()) == pytest.approx(1.0, rel=1e-6)
+    assert float(weights[~first].sum()) == pytest.approx(1.0, rel=1e-6)
+
+
+def test_missing_samples_are_noticed(config: Any) -> None:
+    shard = make_shard(config, make_batch().select_rows([0, 1, 3]), CPU)
+    with pytest.raises(ValueError, match=r"sample_ids of the workers must be 0..11"):
+        gather_global(shard, {"mask": shard.mask}, 12, Axis(None, 1, 0))

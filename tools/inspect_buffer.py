@@ -1,0 +1,206 @@
+"""Look into a run's data buffer.
+
+    python tools/inspect_buffer.py RUN               states, drops, ages, dataset cursor, bytes
+    python tools/inspect_buffer.py RUN --groups      one line per group that has tokens
+    python tools/inspect_buffer.py RUN --group 17    one group: text, tokens, masks, log-probs, versions, reward
+    python tools/inspect_buffer.py RUN --watch 5     the live counts, every five seconds
+
+RUN is a run folder, or a checkpoint folder. Groups come from the newest checkpoint and from spilled files; the live
+counts come from metrics.jsonl. Nothing is changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from slime_rl.buffer.filters import summarise
+from slime_rl.buffer.ledger import Ledger, State
+from slime_rl.buffer.packed import PackedGroups
+from slime_rl.types import Group, Sample
+
+
+def find_checkpoint(run: Path) -> Path | None:
+    """The newest complete checkpoint below `run`, or None before the first."""
+    for root in (run, run / "checkpoints"):
+        if (root / "buffer.json").is_file():
+            return root
+        if (root / "latest").is_file():
+            return root / (root / "latest").read_text().strip()
+    return None
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """The buffer's state in a checkpoint.
+
+    Raises:
+        ValueError: it is not one of the ledger buffer.
+    """
+    path = checkpoint / "buffer.json"
+    try:
+        state = json.loads(path.read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}: cannot be read: {error}") from error
+    if not isinstance(state, dict) or not {"ledger", "source", "payloads"} <= state.keys():
+        raise ValueError(f"{path}: not the state of a ledger buffer")
+    return state
+
+
+def live_metrics(run: Path) -> dict[str, Any]:
+    """The last line of metrics.jsonl that tells of the buffer; empty when there is none."""
+    path = run / "metrics.jsonl"
+    if not path.is_file():
+        return {}
+    last: dict[str, Any] = {}
+    with path.open() as file:
+        for line in file:
+            if '"buffer/' in line and line.endswith("\n"):  # the last line may still be on its way
+                last = json.loads(line)
+    return last
+
+
+def all_groups(run: Path, state: dict[str, Any] | None) -> Iterator[tuple[str, Group]]:
+    """(where it is, group) of every group with tokens, file by file."""
+    if state is not None:
+        packed = PackedGroups.from_jsonable(state["payloads"])
+        yield from (("checkpoint", group) for group in packed.unpack(range(len(packed))))
+    for path in sorted((run / "buffer_spill").glob("segment_*.safetensors")):
+        spilled = PackedGroups.load(path)
+        yield from ((path.name, group) for group in spilled.unpack(range(len(spilled))))
+
+
+def summary_lines(run: Path, checkpoint: Path | None, state: dict[str, Any] | None) -> list[str]:
+    """The overview."""
+    lines = live_lines(run)
+    if state is None or checkpoint is None:
+        return [*lines, f"no checkpoint below {run} yet"]
+    saved = state["ledger"]
+    ledger = Ledger()
+    ledger.load_state_dict(saved)
+    lines.append(f"checkpoint {checkpoint}")
+    live = {name: sum(stop - start for start, stop in ranges) for name, ranges in saved["live"].items()}
+    done = {name: ledger.count(State(name)) for name in ("committed", "dropped")}
+    lines += [f"  {name:<10} {count:>10}" for name, count in {**live, **done}.items()]
+    lines += [f"    dropped for {reason}: {count}" for reason, count in sorted(saved["drop_reasons"].items())]
+    lines += [f"  step {step} has taken groups {groups}" for step, groups in saved["admitted"]]
+    lines.append(f"  last committed step {saved['last_committed_step']}, next group {saved['next_group_index']}")
+    source = state["source"]
+    if {"epoch", "position", "dataset"} <= source.keys():
+        names = ", ".join(entry["name"] for entry in source["dataset"])
+        lines.append(f"  dataset {names}: epoch {source['epoch']}, next row at position {source['position']}")
+    packed = PackedGroups.from_jsonable(state["payloads"])
+    lines.append(f"  groups with tokens {len(packed)}, {packed.nbytes:,} bytes")
+    return lines + age_lines(packed, saved["last_committed_step"])
+
+
+def age_lines(packed: PackedGroups, last_step: int | None) -> list[str]:
+    """How many groups wait, by the age of their oldest token in weight versions."""
+    next_step = 0 if last_step is None else last_step + 1
+    ages: dict[int, int] = {}
+    for group in packed.unpack(range(len(packed))):
+        if group.oldest_version is not None:
+            age = next_step - group.oldest_version
+            ages[age] = ages.get(age, 0) + 1
+    return [f"    {count} groups are {age} weight versions old" for age, count in sorted(ages.items())]
+
+
+def live_lines(run: Path) -> list[str]:
+    """What metrics.jsonl and the spill folder say now."""
+    metrics = live_metrics(run)
+    files = list((run / "buffer_spill").glob("segment_*"))
+    spilled = sum(path.stat().st_size for path in files if path.exists())
+    lines = []
+    if metrics:
+        states = {k.removeprefix("buffer/"): v for k, v in metrics.items() if k.startswith("buffer/")}
+        lines.append(f"live, step {metrics.get('step')}: " + ", ".join(f"{k} {v:g}" for k, v in states.items()))
+    lines.append(f"spilled: {spilled:,} bytes in {len(files)} files")
+    return lines
+
+
+def group_line(where: str, group: Group) -> str:
+    summary = summarise(group)
+    tokens = sum(sample.response_length for sample in group.samples)
+    return (
+        f"group {group.group_index:>7}  row {group.source_index:>7}  epoch {group.epoch}  "
+        f"{len(group.samples)} samples  {tokens:>7} response tokens  reward {summary.reward_mean:.3f} ± {summary.reward_std:.3f}  "
+        f"oldest version {summary.oldest_version}  in {where}"
+    )
+
+
+def group_lines(where: str, group: Group) -> list[str]:
+    """Everything in a group."""
+    first = group.samples[0]
+    lines = [group_line(where, group), f"prompt: {first.prompt!r}", f"label: {first.label!r}"]
+    if first.metadata:
+        lines.append(f"metadata: {first.metadata!r}")
+    for sample in group.samples:
+        info = f"  {sample.reward_info}" if sample.reward_info else ""
+        lines += ["", f"sample {sample.index}  {sample.status}  reward {sample.reward}{info}"]
+        lines += [f"  response: {sample.response!r}", f"  prompt tokens: {sample.tokens[: sample.prompt_length]}"]
+        lines += token_lines(sample)
+    return lines
+
+
+def token_lines(sample: Sample) -> list[str]:
+    """One line per run of response tokens with the same mask and version."""
+    lines, start = [], 0
+    keys = list(zip(sample.loss_mask, sample.weight_versions, strict=True))
+    for end in range(1, len(keys) + 1):
+        if end < len(keys) and keys[end] == keys[start]:
+            continue
+        mask, version = keys[start]
+        log_probs = ", ".join(f"{value:.4g}" for value in sample.rollout_log_probs[start:end])
+        kind = "trained on" if mask else "masked"
+        by = f"sampled by version {version}" if version >= 0 else "not sampled"
+        lines.append(f"  tokens {start}:{end} ({kind}, {by}): {sample.response_tokens[start:end]}")
+        lines.append(f"    log-probs: {log_probs}")
+        start = end
+    return lines
+
+
+def watch(run: Path, seconds: float) -> None:
+    """Print the live lines until interrupted."""
+    while True:
+        print(time.strftime("%H:%M:%S"), *live_lines(run), sep="\n  ", flush=True)
+        time.sleep(seconds)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help="run folder or checkpoint folder")
+    parser.add_argument("--groups", action="store_true", help="one line per group that has tokens")
+    parser.add_argument("--group", type=int, metavar="N", help="print one group")
+    parser.add_argument("--watch", type=float, metavar="SECONDS", help="print the live counts again and again")
+    args = parser.parse_args(argv)
+    try:
+        if not args.run.is_dir():
+            raise ValueError(f"{args.run}: must be a folder that exists")
+        if args.watch is not None:
+            watch(args.run, args.watch)
+        checkpoint = find_checkpoint(args.run)
+        state = None if checkpoint is None else read_state(checkpoint)
+        if args.group is not None:
+            found = [(where, g) for where, g in all_groups(args.run, state) if g.group_index == args.group]
+            if not found:
+                raise ValueError(f"group {args.group} has no tokens here; --groups lists those that have")
+            print("\n".join(group_lines(*found[-1])))
+        elif args.groups:
+            for where, group in all_groups(args.run, state):
+                print(group_line(where, group))
+        else:
+            print("\n".join(summary_lines(args.run, checkpoint, state)))
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""A tiny model and an arithmetic task, made in seconds without any download: what scripts/quickstart.sh trains on.
+
+    python tools/make_quickstart.py --output DIR [--seed N]
+
+DIR/model          Qwen3 architecture, random weights (hidden 64, 2 layers), a character tokenizer, a chat template
+DIR/sft.jsonl      labelled rows for the warm-up: {"prompt": "17+85=", "label": "102"}
+DIR/train.jsonl    prompts for GRPO, same keys
+DIR/heldout.jsonl  200 sums for evaluation; neither a+b nor b+a of them is in the other two files
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from pathlib import Path
+
+NUM_HELDOUT = 200
+CHARACTERS = "0123456789+-*/=<>()?!.,: \n" + "abcdefghijklmnopqrstuvwxyz" + "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+PAD, EOS, START, UNKNOWN = "<|pad|>", "<|im_end|>", "<|im_start|>", "<|unk|>"
+# Roles are marked by one letter: every token of a prompt costs time on a small machine.
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'][0] + message['content'] + '<|im_end|>' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>a' }}{% endif %}"
+)
+
+
+def split_sums(seed: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """(training pairs, held-out pairs) of two-digit numbers; a pair and its mirror image are on the same side."""
+    pairs = [(a, b) for a in range(10, 100) for b in range(a, 100)]
+    random.Random(seed).shuffle(pairs)
+    heldout = pairs[:NUM_HELDOUT]
+    train = [pair for a, b in pairs[NUM_HELDOUT:] for pair in {(a, b), (b, a)}]
+    return sorted(train), sorted(heldout)
+
+
+def write_rows(path: Path, pairs: list[tuple[int, int]]) -> None:
+    rows = ({"prompt": f"{a}+{b}=", "label": str(a + b)} for a, b in pairs)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_tokenizer(folder: Path) -> int:
+    """A tokenizer with one token a character; returns the vocabulary's size."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {token: i for i, token in enumerate([PAD, EOS, START, UNKNOWN, *CHARACTERS])}
+    core = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    core.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        pad_token=PAD,
+        eos_token=EOS,
+        unk_token=UNKNOWN,
+        additional_special_tokens=[START],
+        chat_template=CHAT_TEMPLATE,
+    )
+    tokenizer.save_pretrained(folder)
+    return len(vocabulary)
+
+
+def write_model(folder: Path, seed: int) -> int:
+    """Random weights in the Qwen3 architecture; returns the number of parameters."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    vocab_size = write_tokenizer(folder)
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=-(-vocab_size // 32) * 32,
+        hidden_size=64,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        initializer_range=0.08,  # of this small width; the usual 0.02 learns several times slower
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
+        dtype="float32",
+    )
+    model = Qwen3ForCausalLM(config)
+    model.save_pretrained(folder)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", required=True, metavar="DIR")
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args(argv)
+    folder = Path(args.output)
+    (folder / "model").mkdir(parents=True, exist_ok=True)
+    train, heldout = split_sums(args.seed)
+    write_rows(folder / "sft.jsonl", train)
+    write_rows(folder / "train.jsonl", train)
+    write_rows(folder / "heldout.jsonl", heldout)
+    size = write_model(folder / "model", args.seed)
+    print(f"{folder}: model with {size:,} parameters, {len(train)} training and {len(heldout)} held-out sums")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
