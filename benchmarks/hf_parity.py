@@ -3,8 +3,8 @@
     python benchmarks/hf_parity.py [MODEL_DIR]
 
 Without MODEL_DIR: random Llama, Qwen2.5, Qwen3 (tied and untied), Qwen3-MoE and DeepSeek-V3 (MLA and experts). Also
-checks that Hugging Face -> Megatron -> Hugging Face gives every weight back bit by bit. Prints a Markdown table and, last,
-`models=… max_abs_logprob_diff=…`.
+checks that Hugging Face -> Megatron -> Hugging Face gives every weight back bit by bit. Prints a Markdown table and,
+last, `models=… max_abs_logprob_diff=…`.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def make_config(hf_path: Path, *flags: str, groups: int = 4, samples: int = 3, w
 
 
 def make_batch(step: int = 0, *, groups: int = 4, samples: int = 3, updates: int = 1, seed: int = 0) -> RolloutBatch:
-    """A global batch of random tokens: lengths from 2 to 40, some tokens masked, engine log-probs near plausible ones."""
+    """A global batch of random tokens: responses of 2 to 39, some tokens masked, plausible engine log-probs."""
     generator = torch.Generator().manual_seed(1000 * seed + step)
 
     def integers(low: int, high: int, count: int) -> torch.Tensor:

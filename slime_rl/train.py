@@ -30,6 +30,7 @@ from slime_rl.observability.memory import PeakMemory
 from slime_rl.observability.report import write_report
 from slime_rl.observability.timers import PhaseTimer
 from slime_rl.observability.tracker import Trackers, make_trackers
+from slime_rl.rollout.extra_metrics import LOG_FUNCTIONS
 from slime_rl.rollout.group_loop import ROLLOUT_FUNCTIONS, rollout_function_name
 from slime_rl.rollout.groups import GroupRunner
 
@@ -43,6 +44,7 @@ class Run:
     trackers: Trackers
     console: Console
     timer: PhaseTimer
+    memory: PeakMemory
     accuracies: list[tuple[int, float]] = field(default_factory=list)  # (finished steps, accuracy of the first set)
     engine_version: int | None = None  # what the engines serve now; None before the first sync
 
@@ -91,7 +93,7 @@ def train(run: Run) -> int:
         with timer.phase("rollout"):
             cluster.rollout.submit_through(step + config.rollout.rollout_ahead)
             taken = cluster.rollout.take(step)
-        with timer.phase("train"), cluster.training():
+        with timer.phase("train"):
             metrics = cluster.actor.train(step, taken["shards"])
         finished = step + 1
         with timer.phase("commit"):
@@ -113,6 +115,7 @@ def report_step(run: Run, step: int, metrics: dict[str, float], samples: list[An
     metrics = metrics | timing.metrics()
     if timing.total_s > 0 and "train/tokens" in metrics:
         metrics["perf/tokens_per_s"] = metrics["train/tokens"] / timing.total_s
+    metrics["perf/peak_rss_gib"] = run.memory.peak_gib
     run.trackers.log(step, metrics)
     run.trackers.log_samples(step, samples)
     run.console.step(step, metrics, samples[0] if samples else None)
@@ -135,7 +138,7 @@ def run(config: Config) -> dict[str, Any]:
             with timer.phase("start"):
                 cluster.start()
             with cluster, make_trackers(config, cluster.checkpoint_step()) as trackers:
-                state = Run(config, cluster, trackers, console, timer)
+                state = Run(config, cluster, trackers, console, timer, memory)
                 finished = train(state)
                 if config.train.num_steps > 0:
                     with timer.phase("export"):
@@ -188,6 +191,8 @@ def preflight(config: Config) -> None:
     check_sglang_args(config)
     check_router_args(config)
     GroupRunner(config)
+    if config.logging.log_function_path is not None:
+        LOG_FUNCTIONS.load(config.logging.log_function_path)
     for point, name in (
         (ROLLOUT_FUNCTIONS, rollout_function_name(config)),
         (BUFFERS, config.buffer.buffer_path),

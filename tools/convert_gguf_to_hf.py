@@ -6,9 +6,9 @@
 GGUF ──► dequantise ──► Hugging Face names, rotary rows in their order ──► model.safetensors ──┐
      └─► transformers: config, tokenizer with chat template, generation config ────────────────┴──► OUTPUT_DIR
 
---package takes the one GGUF file inside an installed Python package, so that no model hub is needed. OUTPUT_DIR is written
-aside and renamed when it is whole. Quantised weights come out as the values that llama.cpp computes with: the folder is
-larger than the GGUF file and no more precise.
+--package takes the one GGUF file inside an installed Python package, so that no model hub is needed. OUTPUT_DIR is
+written aside and renamed when it is whole. Quantised weights come out as the values that llama.cpp computes with: the
+folder is larger than the GGUF file and no more precise.
 """
 
 from __future__ import annotations
@@ -153,6 +153,7 @@ def read_weights(reader: Any, config: Any, dtype: Dtype) -> dict[str, torch.Tens
         ValueError: a tensor that this architecture does not have (experts, biases, scaled rotary frequencies), one that
             is missing, or one of another shape than the header says.
     """
+    import numpy as np
     import torch
     from gguf import dequantize
 
@@ -165,12 +166,12 @@ def read_weights(reader: Any, config: Any, dtype: Dtype) -> dict[str, torch.Tens
         raise ValueError(f"{len(missing)} tensors are missing: {', '.join(missing[:4])}")
     weights: dict[str, torch.Tensor] = {}
     for name, target in targets.items():
-        weight = torch.from_numpy(dequantize(tensors[name].data, tensors[name].tensor_type))
+        weight = torch.from_numpy(np.array(dequantize(tensors[name].data, tensors[name].tensor_type)))
         if tuple(weight.shape) != shapes[target.name]:
             raise ValueError(f"{name} must have shape {shapes[target.name]} by the header, got {tuple(weight.shape)}")
         if target.rotary_heads is not None:
             weight = undo_rotary_order(weight, target.rotary_heads)
-        weights[target.name] = weight.to(getattr(torch, dtype), copy=True).contiguous()
+        weights[target.name] = weight.to(getattr(torch, dtype)).contiguous()
     return weights
 
 
@@ -202,8 +203,12 @@ def write_folder(path: Path, folder: Path, dtype: Dtype) -> int:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).save_pretrained(folder)
-    GenerationConfig.from_model_config(config).save_pretrained(folder)
+    (folder / "model.safetensors").chmod(0o644)  # safetensors makes files that only their owner can read
+    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    tokenizer.model_max_length = config.max_position_embeddings
+    tokenizer.save_pretrained(folder)
+    special = {name: getattr(config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    GenerationConfig(**special).save_pretrained(folder)
     config.save_pretrained(folder)
     return sum(weight.numel() for weight in weights.values())
 

@@ -127,7 +127,7 @@ def group_line(where: str, group: Group) -> str:
     tokens = sum(sample.response_length for sample in group.samples)
     return (
         f"group {group.group_index:>7}  row {group.source_index:>7}  epoch {group.epoch}  "
-        f"{len(group.samples)} samples  {tokens:>7} response tokens  reward {summary.reward_mean:.3f} ± {summary.reward_std:.3f}  "
+        f"{len(group.samples)} samples  {tokens:>7} tokens  reward {summary.reward_mean:.3f} ± {summary.reward_std:.3f}  "
         f"oldest version {summary.oldest_version}  in {where}"
     )
 

@@ -2,14 +2,12 @@
 
 cluster.start()                 all at once; the first failure ends it
 with cluster:                   leaving the block ends every process
-    cluster.rollout · cluster.actor · cluster.training() · cluster.save(step) · cluster.restore()
+    cluster.rollout · cluster.actor · cluster.save(step) · cluster.restore()
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -60,7 +58,7 @@ class Cluster:
 
     def _start(self) -> None:
         config = self.config
-        placement = Placement(config, uses_gpus=config.cluster.device == "cuda")
+        placement = Placement(config)
         self.rollout = Rollout(config)
         pending = {"rollout": [self.rollout.actor.prepare.remote()]}
         self.actor = TrainGroup(config, placement)
@@ -78,20 +76,6 @@ class Cluster:
     def sync_weights(self, version: int) -> dict[str, float]:
         """Send the trainer's weights to the engines as `version`; nothing to do without engines."""
         return self.actor.sync_weights(version) if self.engines is not None else {}
-
-    @contextmanager
-    def training(self) -> Iterator[None]:
-        """Colocated on GPUs: engines give their memory up while the block runs. Elsewhere nothing has to move."""
-        if not (self.config.cluster.colocate and self.config.cluster.device == "cuda" and self.engines):
-            yield
-            return
-        self.engines.offload()
-        self.actor.onload()
-        try:
-            yield
-        finally:
-            self.actor.offload()
-            self.engines.onload()
 
     def save(self, step: int) -> Path:
         """One checkpoint of model, optimizer, RNG and buffer after `step` finished steps."""

@@ -58,10 +58,3 @@ class EngineGroup:
     def stop(self) -> None:
         ray.wait([actor.stop.remote() for actor in self.actors], num_returns=len(self.actors), timeout=20)
         self.router.stop()
-
-    def offload(self) -> None:
-        """Have every engine release weights and KV cache (colocated on GPUs)."""
-        ray.get([actor.offload.remote() for actor in self.actors])
-
-    def onload(self) -> None:
-        ray.get([actor.onload.remote() for actor in self.actors])

@@ -24,8 +24,10 @@ from slime_rl.observability.metrics import summarise_samples
 from slime_rl.protocols import DataBuffer, LengthLimited
 from slime_rl.rollout.client import EngineClient
 from slime_rl.rollout.evaluation import Evaluator
+from slime_rl.rollout.extra_metrics import LOG_FUNCTIONS, extra_metrics
 from slime_rl.rollout.group_loop import ROLLOUT_FUNCTIONS, rollout_function_name
 from slime_rl.rollout.groups import GroupRunner, encode_prompt
+from slime_rl.rollout.rewards import FENCED_MODULES
 from slime_rl.rollout.rewards.fence import ProcessFence, use_fence
 from slime_rl.rollout.runtime import RolloutRuntime, use_runtime
 from slime_rl.types import Prompt, RolloutOutput, Sample
@@ -45,9 +47,13 @@ class RolloutManager:
         """Read and check data and plugins; returns the prompts in an epoch. Raises ValueError before engines matter."""
         config = self.config
         GroupRunner(config)  # its functions are checked here, before any engine has done work
+        path = config.logging.log_function_path
+        self.log_function = LOG_FUNCTIONS.load(path) if path else None
         self.rollout_function = ROLLOUT_FUNCTIONS.load(rollout_function_name(config))
         self.tokenizer = load_tokenizer(config)
         self.fence = ProcessFence(config.reward.reward_num_workers, config.reward.reward_timeout_s)
+        if config.reward.reward_function_path is None and config.reward.rm_type in FENCED_MODULES:
+            self.fence.prewarm(FENCED_MODULES[config.reward.rm_type])
         self.evaluator = Evaluator(config, self._encode)
         if config.train.num_steps == 0:
             return 0
@@ -96,6 +102,10 @@ class RolloutManager:
         metrics = output.metrics | summarise_samples(samples) | staleness(samples, step)
         metrics |= {f"buffer/{state}": float(count) for state, count in self.buffer.counts().items()}
         metrics["rollout/wait_s"] = waited
+        if self.fence is not None:
+            metrics |= self.fence.metrics()
+        if self.log_function is not None:
+            metrics |= extra_metrics(self.log_function, self.config, step, samples)
         seconds = metrics.get("rollout/seconds", 0.0)
         if seconds > 0:
             metrics["rollout/tokens_per_s"] = sum(s.response_length for s in samples) / seconds

@@ -20,9 +20,6 @@ class ClusterConfig:
     rollout_num_gpus_per_engine: int = 1
     """GPUs of one engine (its tensor-parallel size)."""
 
-    colocate: bool = False
-    """Trainer and engines share the same GPUs and take turns; engines release their memory while training runs."""
-
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where both run. auto takes cuda where torch finds it, else cpu."""
 

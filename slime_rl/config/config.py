@@ -94,9 +94,7 @@ class Config:
         return Path(self.checkpoint.save) if self.checkpoint.save else self.run_dir / "checkpoints"
 
 
-SECTIONS: dict[str, type] = {
-    name: hint for name, hint in typing.get_type_hints(Config).items() if dataclasses.is_dataclass(hint)
-}
+SECTIONS: dict[str, type] = typing.get_type_hints(Config)
 PASSTHROUGH: dict[str, str] = {
     item.metadata["passthrough"]: item.name
     for section in SECTIONS.values()

@@ -155,7 +155,7 @@ class RewardConfig:
     """Reward: how responses are scored."""
 
     rm_type: str = "math"
-    """Built-in reward: math, exact, or one from a plugin's name."""
+    """Built-in reward: math, exact, numeric, multiple_choice, f1 or regex_format."""
 
     reward_function_path: str | None = flag(None, aliases=("--custom-rm-path",))
     """Own reward as package.module:name; takes the place of --rm-type."""

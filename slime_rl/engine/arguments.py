@@ -30,7 +30,6 @@ OURS_IN_SGLANG = {
     "mem_fraction_static": "--engine-mem-fraction",
     "max_total_tokens": "--engine-max-total-tokens",
     "random_seed": "--seed",
-    "enable_memory_saver": "--colocate",
     "host": "",
     "port": "",
     "base_gpu_id": "",
@@ -80,8 +79,6 @@ def sglang_arguments(
         arguments["max-total-tokens"] = engine.engine_max_total_tokens or CPU_KV_TOKENS
         # An idle engine must not burn a core, and there is no GPU to overlap with.
         switches += ["--sleep-on-idle", "--disable-overlap-schedule"]
-    elif config.cluster.colocate:
-        switches.append("--enable-memory-saver")
     pairs = [f"--{name}={value}" for name, value in arguments.items() if value is not None]
     return [*pairs, *dict.fromkeys(switches), *engine.sglang_args]
 

@@ -13,6 +13,9 @@ PACKAGE_ROOT = Path(slime_rl.__file__).parent.parent
 ENGINE = {
     "HF_HUB_OFFLINE": "1",  # a checkpoint is a folder; nothing is looked up elsewhere
     "TOKENIZERS_PARALLELISM": "false",
+    # By default the server closes idle connections after 5 s. The router keeps them, and a request on one that is just
+    # being closed fails; ten of those opened the router's circuit breaker and the engine had no traffic for a minute.
+    "SGLANG_TIMEOUT_KEEP_ALIVE": "86400",
     # /health answers at once instead of generating a token, which takes over a second and would fail while paused;
     # /health_generate still does that.
     "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",

@@ -40,7 +40,9 @@ def save(state: TrainState, path: Path, step: int, extra: dict[str, Any]) -> Non
     strategy = FullyParallelSaveStrategyWrapper(InProcessSaveStrategy(), state.layout.dp_cp.group)
     kept = {key: value for key, value in _metadata(state).items() if key != "dp_cp_group"}
     # 0.19 has a second implementation, which needs CUDA; before, there is no such parameter.
-    options = {"async_strategy": "mcore"} if "async_strategy" in _parameters(dist_checkpointing.save) else {}
+    options: dict[str, Any] = (
+        {"async_strategy": "mcore"} if "async_strategy" in _parameters(dist_checkpointing.save) else {}
+    )
     dist_checkpointing.save(content, str(path), strategy, content_metadata=kept, **options)
     torch.save(_random_state(state), path / f"random_{dist.get_rank()}.pt")
     dist.barrier()
@@ -56,7 +58,7 @@ def load(state: TrainState, path: Path) -> dict[str, Any]:
         raise ValueError(f"--load: {path} holds no training checkpoint (no metadata.json of torch_dist)")
     strategy = FullyParallelLoadStrategyWrapper(get_default_load_sharded_strategy(str(path)), state.layout.dp_cp.group)
     try:
-        content = dist_checkpointing.load(_sharded(state, is_loading=True), str(path), strategy)
+        content: Any = dist_checkpointing.load(_sharded(state, is_loading=True), str(path), strategy)
     except dist_checkpointing.core.CheckpointingException as error:
         raise ValueError(
             f"--load: the checkpoint in {path} does not fit the model of --hf-checkpoint: {error}"
@@ -99,6 +101,11 @@ def _parameters(function: Any) -> Any:
     return inspect.signature(function).parameters
 
 
+def _tracker() -> Any:
+    """Megatron's random states by name; model-parallel seeding has made it."""
+    return get_cuda_rng_tracker()
+
+
 def _layout_sizes(state: TrainState) -> tuple[int, ...]:
     layout = state.layout
     return (layout.tp.size, layout.pp.size, layout.cp.size, layout.dp.size)
@@ -111,7 +118,7 @@ def _random_state(state: TrainState) -> dict[str, Any]:
         "numpy": np.random.get_state(),
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state(state.device) if state.device.type == "cuda" else None,
-        "tracker": get_cuda_rng_tracker().get_states(),
+        "tracker": _tracker().get_states(),
     }
 
 
@@ -127,4 +134,4 @@ def _restore_random_state(state: TrainState, path: Path) -> None:
     torch.set_rng_state(saved["torch"])
     if saved["cuda"] is not None and state.device.type == "cuda":
         torch.cuda.set_rng_state(saved["cuda"], state.device)
-    get_cuda_rng_tracker().set_states(saved["tracker"])
+    _tracker().set_states(saved["tracker"])

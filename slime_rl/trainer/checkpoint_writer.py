@@ -1,8 +1,7 @@
 """torch_dist checkpoints written by this process itself.
 
-Megatron's writer starts a manager process and forks one child per file. In a process with Ray's, gloo's and CUDA's threads
-a fork can deadlock, and when a child is killed its parent waits forever. Writing here is as fast for what one rank holds,
-and an error is an error.
+Megatron's writer starts a manager process and forks one child per file. In a process with Ray's, gloo's and CUDA's
+threads a fork can deadlock, and when a child is killed its parent waits forever. Here an error is an error.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ def _write(transforms: Any, use_msc: bool, rank: int, buckets: list[Any], result
     """Write every bucket `(path, key, data)`; an error is reported to all ranks by the save's last step."""
     done: dict[int, Any] = {}
     for i, bucket in enumerate(buckets):
-        local: queue.Queue[Any] = queue.Queue()
-        pending: queue.Queue[Any] = queue.Queue()
+        local: Any = queue.Queue()
+        pending: Any = queue.Queue()  # where a child would say that it is done
         pending.put(i)
         filesystem_async.FileSystemWriterAsync.write_preloaded_data(
             transforms, i, bucket, local, pending, use_fsync=True, use_msc=use_msc

@@ -15,7 +15,7 @@ from slime_rl.trainer.arguments import MegatronArgs
 
 def wrap_ddp(models: list[Any], transformer_config: Any, args: MegatronArgs) -> list[Any]:
     """Each model chunk in Megatron's DDP: gradients in float32 buffers, reduced once per update, as sums."""
-    options = {"use_distributed_optimizer": True, "grad_reduce_in_fp32": True} | args.ddp
+    options: dict[str, Any] = {"use_distributed_optimizer": True, "grad_reduce_in_fp32": True} | args.ddp
     ddp_config = DistributedDataParallelConfig(**options)
     wrapped = [
         DistributedDataParallel(transformer_config, ddp_config, model, disable_bucketing=i > 0)

@@ -216,6 +216,6 @@ def _report(
         metrics["advantages_mean"] = float(kept.mean()) if len(kept) else 0.0
         metrics["advantages_abs_mean"] = float(kept.abs().mean()) if len(kept) else 0.0
     named = {name if "/" in name else f"train/{name}": float(value) for name, value in metrics.items()}
-    named |= {f"timing_s/{name}": seconds for name, seconds in timer.seconds.items()}
+    named |= {f"timing_s/train/{name}": seconds for name, seconds in timer.seconds.items()}
     named["perf/train_tokens_per_s"] = tokens / max(1e-9, sum(timer.seconds.values()))
     return named

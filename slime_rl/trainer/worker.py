@@ -104,8 +104,10 @@ class TrainWorker:
             raise ValueError("there is no reference model: neither --use-kl-loss nor --kl-coef asks for one")
         shard = make_shard(self.config, batch, self.device)
         micro_batches = make_micro_batches(self.state, shard, list(range(len(shard.sample_ids))))
-        use_reference = which == "reference" and reference is not None
-        with reference.swapped_into(self.state.models) if use_reference else nullcontext():
+        weights = nullcontext()
+        if which == "reference" and reference is not None:
+            weights = reference.swapped_into(self.state.models)
+        with weights:
             return pass_log_probs(self.state, shard, micro_batches).cpu()
 
     def refresh_reference(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -200,13 +200,16 @@ def test_an_update_that_breaks_off_leaves_no_number_as_version(serving: Serving)
         assert gap(serving, "A", prompt, answer) < TOLERANCE
 
 
-def test_tensors_the_model_does_not_have_are_refused_by_name(serving: Serving) -> None:
-    sender = make_sender(serving.config, [engine.url for engine in serving.engines])
-    with pytest.raises(EngineError, match="/update_weights_from_tensor refused"):
-        sender.send(iter([[("model.norm.weight", torch.zeros(7))]]), 40)
-    sender.close()
-
-
 def test_logs_lie_in_the_run_folder(serving: Serving) -> None:
     logs = Path(serving.config.run_dir) / "logs"
     assert sorted(path.name for path in logs.iterdir()) == ["engine_0.log", "engine_1.log", "router.log"]
+
+
+def test_an_engine_that_dies_of_a_bad_tensor_is_named(serving: Serving) -> None:
+    """Last: SGLang ends when a tensor has a shape that does not fit."""
+    sender = make_sender(serving.config, [engine.url for engine in serving.engines])
+    try:
+        with pytest.raises(EngineError, match=f"{serving.engines[0].url}/update_weights_from_tensor"):
+            sender.send(iter([[("model.norm.weight", torch.zeros(7))]]), 40)
+    finally:
+        sender.close()

@@ -46,11 +46,6 @@ def test_cpu_and_cuda_engines_differ_in_backend_and_schedule(tmp_path: Path) -> 
     assert not any(a.startswith(("--attention-backend", "--sleep-on-idle", "--disable-overlap")) for a in cuda)
 
 
-def test_colocated_cuda_engines_can_release_memory(tmp_path: Path) -> None:
-    assert "--enable-memory-saver" in engine_arguments(tmp_path, "--colocate", device="cuda")
-    assert "--enable-memory-saver" not in engine_arguments(tmp_path, device="cuda")
-
-
 def test_in_place_updates_run_without_prefix_cache(tmp_path: Path) -> None:
     in_place = engine_arguments(tmp_path, "--weight-update-mode", "in_place", device="cuda")
     assert {"--disable-radix-cache", "--disable-overlap-schedule"} <= set(in_place)

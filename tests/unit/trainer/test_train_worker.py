@@ -217,6 +217,6 @@ def test_flags_that_cannot_work_are_refused(model_path: Path, flags: list[str], 
 
 def test_weight_without_a_place_is_refused(model_path: Path, tmp_path: Path) -> None:
     make_checkpoint(tmp_path / "biased", "llama", attention_bias=True, num_hidden_layers=2)
-    with pytest.raises(ValueError, match=r"no place in the Megatron model of a llama, such as .*o_proj\.bias"):
-        with open_worker(tmp_path / "biased"):
-            pass
+    message = r"no place in the Megatron model of a llama, such as .*o_proj\.bias"
+    with pytest.raises(ValueError, match=message), open_worker(tmp_path / "biased"):
+        pass

@@ -1,0 +1,1 @@
+"""Worked examples of every kind of plugin; plugins/README.md lists them."""

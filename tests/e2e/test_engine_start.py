@@ -1,0 +1,141 @@
+"""Engines that cannot start say why, soon; and nothing of one that did start survives its owner."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from factories import make_config
+from tiny_checkpoint import write_tiny_checkpoint
+
+from slime_rl.config import Config
+from slime_rl.engine import supervise
+from slime_rl.engine.arguments import check_sglang_args
+from slime_rl.engine.router import RouterProcess
+from slime_rl.engine.server import EngineServer
+
+ROOT = Path(__file__).parents[2]
+
+# Starts an engine and a router, shares a tensor with no one in particular, says when it is up, and waits to be killed.
+OWNER = """
+import sys, time
+from pathlib import Path
+import torch
+from slime_rl.config import parse_config
+from slime_rl.engine.router import RouterProcess
+from slime_rl.engine.server import EngineServer
+from slime_rl.weight_sync.tensor import allocate_shared
+config = parse_config(sys.argv[1:])
+router, engine = RouterProcess(config, config.run_dir), EngineServer(config, 0, config.run_dir)
+router.start()
+print("starting", flush=True)
+engine.start()
+shared = allocate_shared(4096, torch.device("cpu"))
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+def tiny_config(tmp_path: Path, *flags: str) -> Config:
+    model = write_tiny_checkpoint(tmp_path / "tiny")
+    lengths = ("--max-prompt-len", "64", "--max-response-len", "64")
+    return make_config(tmp_path, "--hf-checkpoint", str(model), *lengths, *flags)
+
+
+def wait_for(condition: Callable[[], bool], limit_s: float) -> float:
+    """Seconds until `condition` held."""
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started < limit_s, f"did not happen within {limit_s} s"
+        time.sleep(0.05)
+    return time.monotonic() - started
+
+
+def running(pids: list[int]) -> list[int]:
+    return [pid for pid in pids if pid in supervise.processes() and not is_zombie(pid)]
+
+
+def is_zombie(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_a_checkpoint_without_weights_is_one_clear_error(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path)
+    (Path(config.model.hf_checkpoint) / "model.safetensors").unlink()
+    engine = EngineServer(config, 0, config.run_dir)
+    with pytest.raises(RuntimeError) as caught:
+        engine.start()
+    message = str(caught.value)
+    assert "engine 0 ended while it started" in message
+    assert str(config.run_dir / "logs" / "engine_0.log") in message
+    assert re.search(r"Cannot find any model weights|safetensors", message)
+    assert len(message.splitlines()) < 20
+    assert not engine.is_alive()
+
+
+def test_an_engine_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
+    engine = EngineServer(tiny_config(tmp_path, "--start-timeout-s", "0.5"), 0, tmp_path)
+    with pytest.raises(RuntimeError, match=r"was not healthy within --start-timeout-s 0\.5"):
+        engine.start()
+    assert supervise.descendants(os.getpid()) == [] or not engine.is_alive()
+
+
+def test_sequences_that_do_not_fit_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    engine = EngineServer(tiny_config(tmp_path, "--max-response-len", "1000"), 0, tmp_path)
+    with pytest.raises(ValueError, match=r"\(64 \+ 1000 = 1064\) is more than the 1024 positions"):
+        engine.start()
+    assert not engine.log_path.exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--sglang-schedule-polcy", "lpm"), "--sglang-schedule-polcy.*did you mean --sglang-schedule-policy"),
+        (("--sglang-schedule-policy", "best"), "SGLang refuses.*argument --schedule-policy: invalid choice: 'best'"),
+        (("--sglang-tensor-parallel-size", "2"), "cannot be passed through: use --rollout-num-gpus-per-engine"),
+    ],
+)
+def test_bad_sglang_arguments_are_refused(tmp_path: Path, flags: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_sglang_args(make_config(tmp_path, *flags))
+
+
+def test_a_router_argument_that_ends_it_is_one_clear_error(tmp_path: Path) -> None:
+    router = RouterProcess(make_config(tmp_path, "--router-server-cert-path", "/nowhere"), tmp_path)
+    with pytest.raises(RuntimeError, match="the router ended while it started"):
+        router.start()
+
+
+def test_nothing_survives_a_killed_owner(tmp_path: Path) -> None:
+    model = write_tiny_checkpoint(tmp_path / "tiny")
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "1", "label": "1"}\n')
+    temporary = tmp_path / "t"
+    temporary.mkdir()
+    command = [sys.executable, "-c", OWNER, "--hf-checkpoint", str(model), "--prompt-data", str(prompts)]
+    command += ["--run-dir", str(tmp_path / "run"), "--max-prompt-len", "64", "--max-response-len", "64"]
+    shared_before = set(os.listdir("/dev/shm"))
+    owner = subprocess.Popen(
+        command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}
+    )
+    assert owner.stdout is not None
+    try:
+        assert owner.stdout.readline() == b"starting\n"
+        assert owner.stdout.readline() == b"up\n"
+        pids = supervise.descendants(owner.pid)
+        assert len(pids) >= 6  # two supervisors, router, server, scheduler, detokenizer
+    finally:
+        os.kill(owner.pid, signal.SIGKILL)
+        owner.wait()
+    seconds = wait_for(lambda: not running(pids), 15)
+    assert seconds < 10
+    wait_for(lambda: not list(temporary.glob("slime_p_*")), 5)
+    wait_for(lambda: not [n for n in set(os.listdir("/dev/shm")) - shared_before if n.startswith("sglang_loads_")], 5)
