@@ -26,7 +26,7 @@ ENGINES = [
 setup(
     name="slime_rl",
     version="0.1.0",
-    description="RL post-training: Megatron-core trains, SGLang generates, a data buffer bridges them; also without a GPU",
+    description="RL post-training: Megatron-core trains, SGLang generates, a data buffer bridges them; GPU optional",
     python_requires=">=3.11",
     packages=find_packages(include=["slime_rl", "slime_rl.*", "plugins", "plugins.*"]),
     install_requires=CORE,

@@ -4,9 +4,9 @@
 
 The run is a child process with the real prompt source, ledger buffer, group loop and checkpoint store; engine, reward
 and trainer are scripted (the "model" is the list of groups it has trained on). The parent kills it with SIGKILL at
-random moments, during generation, admission, take, training and saving, and starts it again from its newest checkpoint. Modes:
-synchronous, one step off, and one step off with a byte budget that spills. Last line, against an uninterrupted run:
-`kills=… lost=… twice=…`; exit code 1 unless both are 0.
+random moments, during generation, admission, take, training and saving, and starts it again from its newest
+checkpoint. Modes: synchronous, one step off, and one step off with a byte budget that spills. Last line, against an
+uninterrupted run: `kills=… lost=… twice=…`; exit code 1 unless both are 0.
 """
 
 from __future__ import annotations

@@ -194,9 +194,10 @@ def run_jobs(jobs: list[Job], world_size: int) -> list[Outcome]:
     """
     context = multiprocessing.get_context("spawn")
     results: Any = context.Queue()
-    ports = free_ports(len(jobs))
+    # Picked job by job: a port found free minutes ago may since be the end of somebody's connection.
+    port, barrier = context.Value("i", 0), context.Barrier(world_size)
     workers = [
-        context.Process(target=_work, args=(jobs, rank, world_size, ports, results), daemon=True)
+        context.Process(target=_work, args=(jobs, rank, world_size, port, barrier, results), daemon=True)
         for rank in range(world_size)
     ]
     for worker in workers:
@@ -228,11 +229,15 @@ def _next_result(results: Any, workers: list[Any]) -> Outcome:
     raise RuntimeError(f"no result within {START_TIMEOUT_S} s")
 
 
-def _work(jobs: list[Job], rank: int, world_size: int, ports: list[int], results: Any) -> None:
+def _work(jobs: list[Job], rank: int, world_size: int, port: Any, barrier: Any, results: Any) -> None:
     warnings.filterwarnings("ignore")
     try:
-        for job, port in zip(jobs, ports, strict=True):
-            outcome = run_job(job, rank, world_size, port)
+        for job in jobs:
+            barrier.wait(START_TIMEOUT_S)  # everybody has read the port of the job before
+            if rank == 0:
+                port.value = free_ports(1)[0]
+            barrier.wait(START_TIMEOUT_S)
+            outcome = run_job(job, rank, world_size, port.value)
             if rank == 0:
                 results.put(("outcome", _to_bytes(outcome)))
     except Exception:  # handed to the parent, which raises it

@@ -24,7 +24,7 @@ from slime_rl.cluster.errors import explain, write_error_log
 from slime_rl.cluster.ray_session import ray_session, with_device
 from slime_rl.cluster.run_folder import run_folder
 from slime_rl.config import Config, parse_config
-from slime_rl.engine.arguments import check_router_args, check_sglang_args
+from slime_rl.engine.arguments import check_context_length, check_router_args, check_sglang_args
 from slime_rl.observability.console import Console
 from slime_rl.observability.memory import PeakMemory
 from slime_rl.observability.report import write_report
@@ -190,6 +190,8 @@ def preflight(config: Config) -> None:
     """
     check_sglang_args(config)
     check_router_args(config)
+    if config.needs_engines:
+        check_context_length(config)
     GroupRunner(config)
     if config.logging.log_function_path is not None:
         LOG_FUNCTIONS.load(config.logging.log_function_path)

@@ -125,10 +125,10 @@ def live_lines(run: Path) -> list[str]:
 def group_line(where: str, group: Group) -> str:
     summary = summarise(group)
     tokens = sum(sample.response_length for sample in group.samples)
+    reward = f"{summary.reward_mean:.3f} ± {summary.reward_std:.3f}"
     return (
-        f"group {group.group_index:>7}  row {group.source_index:>7}  epoch {group.epoch}  "
-        f"{len(group.samples)} samples  {tokens:>7} tokens  reward {summary.reward_mean:.3f} ± {summary.reward_std:.3f}  "
-        f"oldest version {summary.oldest_version}  in {where}"
+        f"group {group.group_index:>7}  row {group.source_index:>7}  epoch {group.epoch}  {len(group.samples)} samples "
+        f"{tokens:>7} tokens  reward {reward}  oldest version {summary.oldest_version}  in {where}"
     )
 
 

@@ -22,19 +22,26 @@ from typing import Any
 
 import numpy as np
 
-from plugins.data.reasoning_gym_tasks import TaskSpec, open_task, package_version, parse_task_spec, read_entry
+from plugins.data.reasoning_gym_tasks import (
+    TaskSpec,
+    is_number,
+    open_task,
+    package_version,
+    parse_task_spec,
+    read_entry,
+)
 from slime_rl.buffer.sources import LocatedPrompt, check_prompt_lengths
 from slime_rl.buffer.sources.order import epoch_order
 from slime_rl.config import Config
 from slime_rl.types import Prompt
 
 METADATA_KEY = "reasoning_gym"  # what plugins.rewards.reasoning_gym reads
-# Small models explain at length; a bare answer keeps responses short and is what the package's verifiers compare.
-INSTRUCTION = "Answer with just the final answer."
 
 
 def prompt_text(entry: dict[str, Any]) -> str:
-    return f"{entry['question'].rstrip()}\n{INSTRUCTION}"
+    """The question, asking for the bare answer: that keeps responses short and is what the verifiers compare."""
+    kind = "number" if is_number(entry["answer"]) else "final answer"
+    return f"{entry['question'].rstrip()}\nAnswer with just the {kind}."
 
 
 def prompt_metadata(spec: TaskSpec, entry: dict[str, Any]) -> dict[str, Any]:

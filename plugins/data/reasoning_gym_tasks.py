@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import re
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 # The package draws a random seed where none is given, so that no two runs would see the same prompts.
 DEFAULTS: dict[str, Any] = {"size": 500, "seed": 1}
 PACKAGE = "reasoning-gym"
+NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +92,11 @@ def read_entry(dataset: Any, spec: TaskSpec, index: int) -> dict[str, Any]:
         return json.loads(json.dumps(entry))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{spec.text}: entry {index} cannot be written as JSON: {error}") from error
+
+
+def is_number(answer: Any) -> bool:
+    """Whether the right answer is a plain number, such as 34 or -3.7."""
+    return isinstance(answer, str) and NUMBER.fullmatch(answer) is not None
 
 
 def package_version() -> str:

@@ -2,8 +2,8 @@
 
     --dynamic-filter-path plugins.filters.too_easy:too_easy
 
-The run counts what it drops as rollout/groups_dropped/too_easy. A filter is a plain function; one with a setting is made
-by another function, as `solved_over` shows: write `filter_90 = solved_over(0.9)` in a module of yours and name that.
+The run counts what it drops as rollout/groups_dropped/too_easy. A filter is a plain function; one with a setting is
+made by another function, as `solved_over` shows: write `filter_90 = solved_over(0.9)` in a module of yours, name that.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     --reward-function-path plugins.rewards.reasoning_gym:reward
 
-response ──► its marked final answer, or all of it ──► the task's verifier, in a fenced process with a deadline
+response ──► its answer ──► the task's verifier, in a fenced process with a deadline ──► score
 """
 
 from __future__ import annotations
@@ -10,33 +10,48 @@ from __future__ import annotations
 from typing import Any
 
 from plugins.data.reasoning_gym_source import METADATA_KEY
+from plugins.data.reasoning_gym_tasks import is_number
 from slime_rl.config import Config
 from slime_rl.rollout.rewards.answers import final_answer, without_thinking
 from slime_rl.rollout.rewards.fence import current_fence
+from slime_rl.rollout.rewards.numeric import response_number
 from slime_rl.types import Sample
 
 FENCED = "plugins.rewards.reasoning_gym_fenced:score"
 
 
 async def reward(config: Config, group: list[Sample]) -> list[dict[str, Any]]:
-    """The verifier's score of each response, between 0 and 1; some verifiers give a part for what is nearly right.
+    """The verifier's score of each response, between 0 and 1.
 
-    A verifier that hangs over --reward-timeout-s, crashes or raises scores 0, with `failure` in the reward info.
+    Some verifiers give a part for what is nearly right. Where the right answer is a number it is all or nothing: the
+    package would give 0.5 for 16 where 6 is right. A verifier that hangs over --reward-timeout-s, crashes or raises
+    scores 0, with `failure` in the reward info.
 
     Raises:
         ValueError: a sample without the metadata that the source writes.
     """
-    calls = [(*_task_and_entry(sample), answer_of(sample.response)) for sample in group]
+    told = [_task_and_entry(sample) for sample in group]
+    calls = [(task, entry, answer_of(s.response, entry)) for s, (task, entry) in zip(group, told, strict=True)]
     answers = await current_fence().call_many(FENCED, calls)
     values: list[dict[str, Any]] = []
-    for answer in answers:
+    for answer, (_, entry) in zip(answers, told, strict=True):
         value = answer.score_dict()
-        values.append({**value, "solved": float(value["score"] == 1.0)})
+        if is_number(entry["answer"]):
+            value["score"] = float(value["score"] == 1.0)
+        values.append(value)
     return values
 
 
-def answer_of(response: str) -> str:
-    """The answer that the response marks as final (`Answer: 5`, `the answer is 5`, a box), else its whole text."""
+def answer_of(response: str, entry: dict[str, Any]) -> str:
+    """What the verifier is asked about.
+
+    Where the right answer is a number, the whole number that the response marks as its answer or else ends with.
+    Otherwise the marked answer (`Answer: red`, `the answer is red`, a box), or the whole text when nothing is marked.
+    """
+    if is_number(entry["answer"]):
+        number = response_number(response)
+        if number is not None and number.denominator == 1:
+            return str(number.numerator)
     marked = final_answer(response)
     return without_thinking(response).strip() if marked is None else marked
 

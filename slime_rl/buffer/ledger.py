@@ -17,7 +17,7 @@ from collections import Counter
 from enum import StrEnum
 from typing import Any
 
-from slime_rl.buffer.ranges import RangeSet
+from slime_rl.buffer.ranges import RangeSet, to_ranges
 
 
 class State(StrEnum):
@@ -127,15 +127,10 @@ class Ledger:
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-able."""
-        live: dict[str, list[list[int]]] = {}
-        for state in (State.WAITING, State.RESERVED, State.GENERATED, State.ADMITTED):
-            ranges = RangeSet()
-            for group_index in self.in_state(state):
-                ranges.add(group_index)
-            live[state.value] = ranges.to_list()
+        under_way = (State.WAITING, State.RESERVED, State.GENERATED, State.ADMITTED)
         return {
             "next_group_index": self.next_group_index,
-            "live": live,
+            "live": {state.value: to_ranges(self.in_state(state)) for state in under_way},
             "admitted": [[step, groups] for step, groups in sorted(self.admitted.items())],
             "committed": self._committed.to_list(),
             "dropped": self._dropped.to_list(),

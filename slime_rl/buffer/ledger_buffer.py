@@ -127,13 +127,13 @@ class LedgerBuffer:
     def state_dict(self) -> dict[str, Any]:
         """JSON-able and complete: it needs no file of the run that made it."""
         indices = sorted(self._records)
-        records = list(zip(*(self._records[i] for i in indices), strict=True)) or [(), (), ()]
+        records = [self._records[i] for i in indices]
         promised = self._promised | self.ledger.admitted
         return {
             "format": FORMAT,
             "ledger": self.ledger.state_dict(),
             "source": encode(self.source.state_dict(), "state of --data-source-path"),
-            "records": [indices, *map(list, records)],
+            "records": [indices, *([record[column] for record in records] for column in range(len(_Record._fields)))],
             "promised": [[step, list(groups)] for step, groups in sorted(promised.items())],
             "payloads": self.payloads.packed().to_jsonable(),
         }

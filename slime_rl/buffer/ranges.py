@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from collections.abc import Iterable
+
+
+def to_ranges(rising: list[int]) -> list[list[int]]:
+    """Half-open ranges of rising, different integers."""
+    cuts = [i for i in range(1, len(rising)) if rising[i] != rising[i - 1] + 1]
+    bounds = [0, *cuts, len(rising)] if rising else [0]
+    return [[rising[start], rising[stop - 1] + 1] for start, stop in itertools.pairwise(bounds)]
 
 
 class RangeSet:

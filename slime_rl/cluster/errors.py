@@ -21,7 +21,7 @@ def root_cause(error: BaseException) -> BaseException:
 
 
 def explain(error: BaseException) -> tuple[str, bool]:
-    """(one line, whether the user can mend it). ValueErrors and time-outs speak for themselves; others name their type."""
+    """(one line, whether the user can mend it). ValueErrors and time-outs speak for themselves; others get a type."""
     cause = root_cause(error)
     text = str(cause).strip() or repr(cause)
     if isinstance(cause, (ValueError, TimeoutError)) and not isinstance(cause, UnicodeError):

@@ -56,8 +56,8 @@ def _reserve(bundle: dict[str, float], count: int, timeout_s: float) -> Placemen
         if count * each > total.get(kind, 0.0):
             raise ValueError(
                 f"this run needs {count * each:g} {kind}s in one placement group but the Ray cluster has "
-                f"{total.get(kind, 0.0):g}; lower --train-num-workers or --rollout-num-engines, or give --ray-address of a "
-                "larger cluster"
+                f"{total.get(kind, 0.0):g}; lower --train-num-workers or --rollout-num-engines, or give --ray-address "
+                "of a larger cluster"
             )
     group = placement_group([bundle] * count, strategy="PACK")
     if not group.wait(timeout_s):

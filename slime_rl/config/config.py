@@ -53,12 +53,29 @@ class Config:
             f"must be a multiple of tensor x pipeline x context parallel size = {shards}",
             workers,
         )
+        self._check_data()
+        self._check_algorithm()
+        check(
+            self.train.samples_per_update >= self.data_parallel_size,
+            "--train-num-workers",
+            f"makes {self.data_parallel_size} data-parallel workers, more than the {self.train.samples_per_update} "
+            "samples of one update (--rollout-batch-size x --n-samples-per-prompt / --num-updates-per-rollout)",
+            workers,
+        )
+
+    def _check_data(self) -> None:
         if self.train.num_steps > 0 and self.data.data_source_path == "file":
             check(self.data.prompt_data is not None, "--prompt-data", "is needed unless --num-steps is 0", None)
         if self.data.prompt_data is not None and self.data.data_source_path == "file":
             check_data_files("--prompt-data", self.data.prompt_data)
         if self.train.loss == "sft" and self.train.num_steps > 0:
             check(self.data.label_field is not None, "--label-key", "is needed with --loss sft", self.data.label_key)
+        has_evaluation = bool(self.evaluation.datasets)
+        check(self.train.num_steps > 0 or has_evaluation, "--num-steps", "may be 0 only with --eval-prompt-data", 0)
+        if self.train.stop_at_eval_accuracy is not None:
+            check(has_evaluation, "--stop-at-eval-accuracy", "needs --eval-prompt-data", None)
+
+    def _check_algorithm(self) -> None:
         needs_spread = self.train.n_samples_per_prompt == 1 and self.buffer.dynamic_filter_path == "nonzero_std"
         check(
             not needs_spread,
@@ -73,8 +90,6 @@ class Config:
                 f"must be <= --max-response-len ({self.sampling.max_response_len})",
                 self.algorithm.overlong_buffer_len,
             )
-        if self.train.stop_at_eval_accuracy is not None:
-            check(bool(self.evaluation.datasets), "--stop-at-eval-accuracy", "needs --eval-prompt-data", None)
 
     @property
     def data_parallel_size(self) -> int:

@@ -1,4 +1,4 @@
-"""Command lines of the SGLang server and the router, and the check of what `--sglang-*` and `--router-*` add to them."""
+"""Command lines of the SGLang server and the router; checks what `--sglang-*` and `--router-*` add to them."""
 
 from __future__ import annotations
 

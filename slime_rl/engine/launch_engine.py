@@ -20,7 +20,7 @@ class RaisingParser(argparse.ArgumentParser):
 
 
 def check(argv: list[str]) -> dict[str, object]:
-    """`options`: every option of SGLang's server with the name of its field; `error`: what its parser says of `argv`."""
+    """`options`: every option of SGLang's server with its field; `unknown` and `error`: what its parser says."""
     from sglang.srt.server_args import ServerArgs
 
     parser = RaisingParser(allow_abbrev=False)

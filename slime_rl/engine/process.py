@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -79,10 +80,8 @@ class SupervisedProcess:
         """SIGTERM, then SIGKILL after `grace_s`; returns when nothing is left, with the exit code. Idempotent."""
         if self._process is None:
             return self._exit_code
-        try:
+        with contextlib.suppress(BrokenPipeError):  # the supervisor has ended: _finish looks after the rest
             os.write(self._control_fd, f"stop {grace_s}\n".encode())
-        except BrokenPipeError:
-            pass  # the supervisor has ended; _finish looks after the rest
         try:
             self._process.wait(grace_s + 2 * supervise.KILL_LIMIT_S)
         except subprocess.TimeoutExpired:

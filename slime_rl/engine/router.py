@@ -159,6 +159,6 @@ def router_arguments(config: Config, host: str, port: int, prometheus_port: int)
         "worker-startup-check-interval": 1,
         "log-level": "warn",
     }
-    # Health checks take a dead engine out; the breaker would also starve a healthy one for a minute after a few failures.
+    # Health checks take a dead engine out; the breaker would starve a healthy one for a minute after a few failures.
     switches = ["--disable-circuit-breaker"]
     return [*(f"--{name}={value}" for name, value in arguments.items()), *switches, *config.router.router_args]

@@ -114,7 +114,7 @@ class Supervisor:
         return self.child in self.ended
 
     def kill_descendants(self) -> None:
-        """SIGKILL everything below us until nothing is left; a late fork of a dying process is met by the next round."""
+        """SIGKILL everything below us until nothing is left; the next round meets what a dying process forked."""
         deadline = time.monotonic() + KILL_LIMIT_S
         while time.monotonic() < deadline:
             self.reap()

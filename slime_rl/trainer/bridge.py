@@ -100,7 +100,7 @@ def _corrected(base: Any, hf_config: Any, rope: dict[str, Any], has_te: bool) ->
     def layer_spec(self: Any, vp_stage: int | None = None) -> Any:
         accepts_stage = "vp_stage" in inspect.signature(get_gpt_decoder_block_spec).parameters
         self.has_vp_stage = accepts_stage
-        stage = {"vp_stage": vp_stage} if accepts_stage else {}
+        stage: dict[str, Any] = {"vp_stage": vp_stage} if accepts_stage else {}
         spec = get_gpt_decoder_block_spec(self.config, use_transformer_engine=has_te, normalization="RMSNorm", **stage)
         return spec if has_te else use_local_modules(spec)
 

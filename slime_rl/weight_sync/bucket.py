@@ -71,7 +71,7 @@ class FlatBuffer:
         self._bytes: Tensor | None = None
 
     def fill(self, bucket: Bucket) -> tuple[Tensor, list[Slot]]:
-        """The bucket's bytes `[B]` uint8 on its tensors' device, valid until the next fill, and where each tensor lies."""
+        """The bucket's bytes `[B]` uint8 on its tensors' device, and its slots; valid until the next fill."""
         slots = layout(bucket)
         num_bytes, device = slots[-1].end, bucket[0][1].device
         if self._bytes is None or self._bytes.numel() < num_bytes or self._bytes.device != device:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import distributed_c10d
+from torch.distributed import PrefixStore, TCPStore, distributed_c10d  # pyright: ignore[reportPrivateImportUsage]
 
 from slime_rl.weight_sync.bucket import FlatBuffer, Slot
 from slime_rl.weight_sync.session import EngineSession
@@ -30,7 +30,7 @@ class DistributedTransport:
         self.engines, self.num_shards, self.host = engines, num_shards, host
         self.group_name = f"slime_{uuid.uuid4().hex[:8]}"  # an engine may still hold the group of an earlier run
         self._group: dist.ProcessGroup | None = None
-        self._store: dist.TCPStore | None = None
+        self._store: TCPStore | None = None
 
     def make_buffer(self) -> FlatBuffer:
         return FlatBuffer(lambda num_bytes, device: torch.empty(num_bytes, dtype=torch.uint8, device=device))
@@ -71,7 +71,7 @@ class DistributedTransport:
         The public one would make it the default group, which belongs to the trainer."""
         world_size = 1 + len(self.engines.controls) * self.num_shards
         timeout = timedelta(seconds=GROUP_TIMEOUT_S)
-        self._store = dist.TCPStore(
+        self._store = TCPStore(
             self.host, 0, world_size, is_master=True, timeout=timeout, wait_for_workers=False, multi_tenant=True
         )
         port = self._store.port
@@ -90,10 +90,11 @@ class DistributedTransport:
             0,
             [],
             dist.Backend(backend),
-            dist.PrefixStore(self.group_name, self._store),
+            PrefixStore(self.group_name, self._store),
             group_name=self.group_name,  # type: ignore[arg-type]
             timeout=timeout,
         )
         distributed_c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(world_size)}
         joined.result()
+        assert isinstance(group, dist.ProcessGroup)  # rank 0 is a member
         return group

@@ -36,7 +36,7 @@ class WeightSender(Protocol):
     """`--weight-sync`: sends weights to every engine. Lives in train rank 0; not thread-safe."""
 
     def send(self, buckets: Iterator[Bucket], version: int) -> SyncReport:
-        """Replace the engines' weights by those in `buckets` (Hugging Face names, full tensors) and name them `version`.
+        """Replace the engines' weights by those in `buckets` (Hugging Face names, full tensors), named `version`.
 
         Requests in flight continue afterwards. While a bucket travels the next one is taken from the iterator.
 
@@ -66,7 +66,8 @@ class BucketSender:
     """The WeightSender of both transports: two buffers, of which one is filled while the other travels."""
 
     def __init__(self, engines: EngineSession, transport: Transport, mode: Literal["retract", "in_place"]) -> None:
-        self.engines, self.transport, self.mode = engines, transport, mode
+        self.engines, self.transport = engines, transport
+        self.mode: Literal["retract", "in_place"] = mode
         self._buffers = [transport.make_buffer(), transport.make_buffer()]
 
     def send(self, buckets: Iterator[Bucket], version: int) -> SyncReport:
@@ -101,7 +102,8 @@ class BucketSender:
 def make_sender(config: Config, engine_urls: Sequence[str], *, host: str = "127.0.0.1") -> WeightSender:
     """The sender for `--weight-sync`. `host` is this machine's address as the engines reach it (distributed).
 
-    Engines of one sender stay the same; make a new one when the list changes or an engine was restarted.
+    Engines of one sender stay the same; make a new one when the list changes or an engine was restarted. Close it: what
+    a process that just exits has in shared memory may stay there.
     """
     from slime_rl.weight_sync.distributed import DistributedTransport
     from slime_rl.weight_sync.tensor import TensorTransport

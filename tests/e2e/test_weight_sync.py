@@ -6,6 +6,7 @@ One pair of engines serves all tests; each leaves version and weights as it like
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -81,7 +82,7 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 
 def generate(
-    serving: Serving, num_requests: int, num_tokens: int, meanwhile: Any = None
+    serving: Serving, num_requests: int, num_tokens: int, meanwhile: Callable[[], object] | None = None
 ) -> list[tuple[list[int], Generation]]:
     """(prompt, answer) of requests that run together through the router; `meanwhile` runs in a thread after a while."""
     source = random.Random(0)
@@ -131,6 +132,7 @@ def test_new_weights_are_served_by_every_engine(serving: Serving, transport: str
                 assert gap(serving, name, prompt, answer) < TOLERANCE
     finally:
         sender.close()
+    assert [name for name in os.listdir("/dev/shm") if name.startswith(f"torch_{os.getpid()}_")] == []
 
 
 def test_engines_with_equal_weights_have_equal_checksums(serving: Serving) -> None:

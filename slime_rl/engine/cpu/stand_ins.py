@@ -91,7 +91,7 @@ def _install_sgl_kernel() -> None:
 
 
 def _install_torchvision() -> None:
-    from transformers.utils import is_torchvision_available
+    from transformers.utils.import_utils import is_torchvision_available
 
     is_torchvision_available()  # transformers remembers the answer: it must ask before there is a stand-in
     permissive.install("torchvision", __version__="0.0.0", InterpolationMode=InterpolationMode)

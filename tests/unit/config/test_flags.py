@@ -146,4 +146,8 @@ def test_checkpoint_folder_without_config_json_is_refused(tmp_path: Path) -> Non
 
 def test_only_evaluating_needs_no_prompts(tmp_path: Path) -> None:
     model = write_model_folder(tmp_path / "model")
-    assert parse_config(["--hf-checkpoint", str(model), "--num-steps", "0"]).data.prompt_data is None
+    heldout = write_prompts(tmp_path / "heldout.jsonl")
+    flags = ["--hf-checkpoint", str(model), "--num-steps", "0"]
+    assert parse_config([*flags, "--eval-prompt-data", "heldout", str(heldout)]).data.prompt_data is None
+    with pytest.raises(ValueError, match="--num-steps may be 0 only with --eval-prompt-data"):
+        parse_config(flags)

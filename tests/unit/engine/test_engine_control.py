@@ -50,7 +50,7 @@ def test_refusals_fail_at_once_with_the_engines_answer() -> None:
         engine = ScriptedEngine()
         engine.answers["/begin_weight_update"] = (400, {"message": "a session is already open"})
         async with running(engine) as control:
-            with pytest.raises(EngineError, match="/begin_weight_update refused: HTTP 400: .*already open"):
+            with pytest.raises(EngineError, match=r"/begin_weight_update refused: HTTP 400: .*already open"):
                 await control.begin_weight_update()
         assert len(engine.calls) == 1
 
@@ -73,7 +73,7 @@ def test_an_engine_that_comes_up_late_is_tried_again() -> None:
 def test_an_engine_that_stays_away_is_an_error_soon() -> None:
     async def scenario() -> None:
         async with EngineControl(f"http://127.0.0.1:{free_port()}") as control:
-            with pytest.raises(EngineError, match="/model_info: .*Connect"):
+            with pytest.raises(EngineError, match=r"/model_info: .*Connect"):
                 await control.weight_version()
 
     started = time.monotonic()
@@ -88,7 +88,7 @@ def test_no_answer_in_time_is_an_error() -> None:
         async with running(engine) as control:
             assert not await control.is_healthy(timeout_s=0.1)
             control.timeout_s = 0.1
-            with pytest.raises(EngineError, match="no answer within 0.1 s"):
+            with pytest.raises(EngineError, match=r"no answer within 0\.1 s"):
                 await control.flush_cache()
 
     asyncio.run(scenario())

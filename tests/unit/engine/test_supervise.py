@@ -108,7 +108,12 @@ def test_a_command_that_does_not_exist_says_so(tmp_path: Path) -> None:
 
 
 def test_stop_lets_the_command_end_by_itself_first(tmp_path: Path) -> None:
-    code = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(5)); print('up', flush=True); time.sleep(600)"
+    code = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
+print("up", flush=True)
+time.sleep(600)
+"""
     process = toy(tmp_path, code)
     process.start()
     wait_for(lambda: "up" in process.tail(), 10)

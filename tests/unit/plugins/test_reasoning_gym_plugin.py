@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ def drawn(source: ReasoningGymSource, count: int) -> list[tuple[int, int]]:
 def test_prompts_ask_for_the_answer_and_carry_their_entry(tmp_path: Path) -> None:
     prompt = make_source(tmp_path).get(1)
     assert prompt.prompt == (
-        "State the final answer to the following arithmetic problem: 1 + 5 =\nAnswer with just the final answer."
+        "State the final answer to the following arithmetic problem: 1 + 5 =\nAnswer with just the number."
     )
     assert prompt.label == "6"
     told = prompt.metadata[METADATA_KEY]
@@ -138,10 +139,36 @@ def score(tmp_path: Path, rows: list[tuple[Prompt, str]]) -> list[dict[str, Any]
 
 def test_the_tasks_own_verifier_scores_the_final_answer(tmp_path: Path) -> None:
     prompt = make_source(tmp_path).get(1)
-    responses = ["6", " 6.0\n", "The final answer is 6.", "Answer: 7", "<think>7</think>6", "16"]
+    responses = [
+        "6",
+        " 6.0\n",
+        "The final answer is 6.",
+        "1 + 5 = 6",
+        "<think>7</think>6",
+        "Answer: 7",
+        "16",
+        "",
+        "6 of 7",
+    ]
     values = score(tmp_path, [(prompt, text) for text in responses])
-    assert [value["score"] for value in values] == [1.0, 1.0, 1.0, 0.0, 1.0, 0.5]  # the package gives a part for "16"
-    assert [value["solved"] for value in values] == [1.0, 1.0, 1.0, 0.0, 1.0, 0.0]
+    assert [value["score"] for value in values] == [1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
+
+
+def test_an_answer_that_is_no_number_may_score_a_part(tmp_path: Path) -> None:
+    prompt = make_source(tmp_path, spec="letter_counting?size=1").get(0)
+    assert prompt.prompt.endswith("Answer with just the number.")
+    prompt = make_source(tmp_path, spec="spell_backward?size=1&min_word_len=6&max_word_len=6").get(0)
+    assert prompt.prompt.endswith("Answer with just the final answer.")
+    whole, part, none = score(tmp_path, [(prompt, t) for t in (f"Answer: {prompt.label}", prompt.label[:5] + "#", "-")])
+    assert whole["score"] == 1.0 and 0.0 < part["score"] < 1.0 and none["score"] == 0.0
+
+
+def test_a_verifier_that_fails_scores_nothing_and_says_so(tmp_path: Path) -> None:
+    prompt = make_source(tmp_path).get(1)
+    told = prompt.metadata[METADATA_KEY]
+    broken = dataclasses.replace(prompt, metadata={METADATA_KEY: {**told, "task": "no_such_task"}})
+    (value,) = score(tmp_path, [(broken, "6")])
+    assert (value["score"], value["failure"]) == (0.0, "error") and "no_such_task" in value["failure_message"]
 
 
 def test_a_prompt_of_another_source_is_refused(tmp_path: Path) -> None:
@@ -151,10 +178,16 @@ def test_a_prompt_of_another_source_is_refused(tmp_path: Path) -> None:
     assert REWARDS.load("plugins.rewards.reasoning_gym:reward") is reward
 
 
-def test_answer_of_takes_the_marked_answer_or_all() -> None:
-    assert [answer_of(t) for t in ("5 - 9 = -4", "so the answer is -4.", "\\boxed{8}", " 3\n")] == [
-        "5 - 9 = -4",
-        "-4",
-        "8",
-        "3",
-    ]
+@pytest.mark.parametrize(
+    ("right", "response", "answer"),
+    [
+        ("-4", "5 - 9 = -4", "-4"),
+        ("-4", "The answer is -4.", "-4"),
+        ("-4", "no idea", "no idea"),
+        ("2.5", "It is 2.5", "It is 2.5"),  # only whole numbers are picked out of text
+        ("red", "I say: the answer is red.", "red"),
+        ("red", " red\n", "red"),
+    ],
+)
+def test_the_answer_is_the_number_or_the_marked_text(right: str, response: str, answer: str) -> None:
+    assert answer_of(response, {"answer": right}) == answer
