@@ -69,6 +69,7 @@ def make_batch(num_prompts: int, group_size: int, tokens: int) -> RolloutBatch:
         "group_ids": torch.arange(n) // group_size,
         "rollout_ids": torch.arange(n),
         "sample_ids": torch.arange(n),
+        "truncated": torch.zeros(n, dtype=torch.bool),
         "update_ids": torch.zeros(n, dtype=torch.int64),
     }
     return RolloutBatch(tensors, None, {"step": 0, "weight_version": 0, "num_samples": n})

@@ -137,6 +137,7 @@ def make_batch(step: int = 0, *, groups: int = 4, samples: int = 3, updates: int
         "group_ids": torch.arange(count) // samples,
         "rollout_ids": torch.arange(count),
         "sample_ids": torch.arange(count),
+        "truncated": torch.zeros(count, dtype=torch.bool),
         "update_ids": torch.arange(count) // (count // updates),
     }
     return RolloutBatch(tensors, None, {"step": step, "weight_version": step, "num_samples": count})

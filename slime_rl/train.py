@@ -33,6 +33,7 @@ from slime_rl.observability.tracker import Trackers, make_trackers
 from slime_rl.rollout.extra_metrics import LOG_FUNCTIONS
 from slime_rl.rollout.group_loop import ROLLOUT_FUNCTIONS, rollout_function_name
 from slime_rl.rollout.groups import GroupRunner
+from slime_rl.trainer.checks import check_trainer
 
 
 @dataclass
@@ -190,6 +191,7 @@ def preflight(config: Config) -> None:
     """
     check_sglang_args(config)
     check_router_args(config)
+    check_trainer(config)
     if config.needs_engines:
         check_context_length(config)
     GroupRunner(config)

@@ -17,7 +17,7 @@ from torch import Tensor
 from slime_rl.data.packing import DEFAULT_HIDDEN_SIZE, estimate_flops, partition
 from slime_rl.data.proto import DataProto
 from slime_rl.data.ragged import Ragged
-from slime_rl.types import Group, Sample
+from slime_rl.types import Group, Sample, Status
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,7 @@ class RolloutBatch(SchemaBatch):
         Field("group_ids", torch.int64, "dense", "[N] 0..G-1 in order of appearance in the global batch"),
         Field("rollout_ids", torch.int64, "dense", "[N] samples of one episode share it"),
         Field("sample_ids", torch.int64, "dense", "[N] position in the global batch"),
+        Field("truncated", torch.bool, "dense", "[N] whether the response ran into a length limit"),
         Field("update_ids", torch.int64, "dense", "[N] optimizer update of the step that trains on it"),
     )
     meta_schema = ("step", "weight_version", "num_samples")
@@ -137,6 +138,7 @@ def rollout_batch_from_groups(
         "group_ids": torch.tensor(group_of, dtype=torch.int64),
         "rollout_ids": torch.tensor([s.rollout_id for s in samples], dtype=torch.int64),
         "sample_ids": torch.arange(len(samples)),
+        "truncated": torch.tensor([s.status is Status.TRUNCATED for s in samples], dtype=torch.bool),
         "update_ids": _update_ids(len(groups), group_of, num_updates),
     }
     meta: dict[str, Any] = {"step": step, "weight_version": weight_version, "num_samples": len(samples)}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from slime_rl.config import Config
 from slime_rl.trainer.plugins import MODEL_CONVERSION, MODEL_PROVIDER
 
@@ -21,6 +19,8 @@ def check_megatron_args(config: Config) -> None:
     """Raise ValueError when a --megatron-* flag is unknown, is ours to set, or has a value of the wrong type."""
     if not config.model.megatron_args:
         return
+    import torch
+
     from slime_rl.trainer.cpu import proxy
 
     proxy.install(without_cuda=not torch.cuda.is_available())  # so that a worker may still start in this process

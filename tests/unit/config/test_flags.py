@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from factories import make_config, write_model_folder
+from factories import make_config, write_model_folder, write_prompts
 
 from slime_rl.config import SECTIONS, make_parser, parse_config
 from slime_rl.config.flags import field_docs, flag_name
