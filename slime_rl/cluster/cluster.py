@@ -41,6 +41,7 @@ class Cluster:
         self.store = CheckpointStore(config.checkpoint_dir, config.checkpoint.keep_checkpoints)
         self.engines: EngineGroup | None = None
         self.rollout: Any = None  # Rollout, once started
+        self.actor: Any = None  # TrainGroup, once started
 
     def start(self) -> None:
         """Start all parts at once; whatever has started is ended when one fails."""
@@ -117,9 +118,11 @@ class Cluster:
         """End engines, router and reward processes; Ray ends its own workers. Idempotent."""
         if self.rollout is not None:
             ray.wait([self.rollout.actor.close.remote()], timeout=10)
+        if self.actor is not None:
+            self.actor.stop()
         if self.engines is not None:
             self.engines.stop()
-        self.rollout = self.engines = None
+        self.rollout = self.actor = self.engines = None
 
 
 def _wait_all(pending: dict[str, list[Any]], timeout_s: float) -> dict[str, list[Any]]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
 from slime_rl.cluster.placement import Placement
 from slime_rl.config import Config
+
+if TYPE_CHECKING:
+    from slime_rl.weight_sync.sender import WeightSender
 
 
 class TrainActor:
@@ -15,6 +18,7 @@ class TrainActor:
 
     def __init__(self, config: Config, rank: int) -> None:
         self.config, self.rank = config, rank
+        self.sender: WeightSender | None = None  # in rank 0, once engines are connected
 
     def rendezvous(self) -> tuple[str, int]:
         """Address and free port for the workers' process group; asked of rank 0."""
@@ -35,7 +39,8 @@ class TrainActor:
     def connect_engines(self, urls: list[str]) -> None:
         from slime_rl.weight_sync.sender import make_sender
 
-        self.sender = make_sender(self.config, urls) if self.rank == 0 else None
+        if self.rank == 0:
+            self.sender = make_sender(self.config, urls)
 
     def sync_weights(self, version: int) -> dict[str, float]:
         """Send the current weights to every engine as `version`. All workers take part; rank 0 sends."""
@@ -50,6 +55,11 @@ class TrainActor:
         buckets = split_buckets(stream, limit, skip=tied_names(self.config.model.hf_checkpoint))
         report = self.sender.send(buckets, version)
         return {"sync/seconds": report.seconds, "sync/bytes": float(report.num_bytes)}
+
+    def close(self) -> None:
+        """Give back what the weight sync shares with the engines."""
+        if self.sender is not None:
+            self.sender.close()
 
     def save(self, path: str, step: int) -> None:
         self.worker.save(path, step, {})
@@ -98,6 +108,10 @@ class TrainGroup:
 
     def save_hf(self, path: str) -> None:
         self._all("save_hf", path)
+
+    def stop(self) -> None:
+        """Let every worker give back what outlives its process."""
+        ray.wait([actor.close.remote() for actor in self.actors], num_returns=len(self.actors), timeout=10)
 
     def _all(self, method: str, *args: Any) -> list[Any]:
         return ray.get([getattr(actor, method).remote(*args) for actor in self.actors])
