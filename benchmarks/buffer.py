@@ -27,7 +27,8 @@ import torch
 from slime_rl.buffer.conformance import CountingSource, fill, make_config
 from slime_rl.buffer.ledger_buffer import LedgerBuffer
 from slime_rl.config import Config
-from slime_rl.data import Ragged, RolloutBatch, split_for_data_parallel
+from slime_rl.data.batches import RolloutBatch, split_for_data_parallel
+from slime_rl.data.ragged import Ragged
 from slime_rl.types import Group
 
 

@@ -27,7 +27,6 @@ from slime_rl.config import Config, parse_config
 from slime_rl.engine.arguments import check_context_length, check_router_args, check_sglang_args
 from slime_rl.observability.console import Console
 from slime_rl.observability.memory import PeakMemory
-from slime_rl.observability.report import write_report
 from slime_rl.observability.timers import PhaseTimer
 from slime_rl.observability.tracker import Trackers, make_trackers
 from slime_rl.rollout.extra_metrics import LOG_FUNCTIONS
@@ -154,6 +153,8 @@ def run(config: Config) -> dict[str, Any]:
             "peak_rss_gib": round(memory.peak_gib, 2),
             "phases_s": {name: round(seconds, 2) for name, seconds in timer.breakdown().phases_s.items()},
         }
+        from slime_rl.observability.report import write_report  # draws with matplotlib: not needed before
+
         (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
         console.finish(outcome(config, summary, write_report(folder)))
     return summary

@@ -8,6 +8,7 @@ with cluster:                   leaving the block ends every process
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,20 +18,35 @@ import ray
 from slime_rl.cluster.checkpoint import CheckpointMeta, CheckpointStore, model_identity
 from slime_rl.cluster.engines import EngineGroup
 from slime_rl.cluster.placement import Placement
-from slime_rl.cluster.rollout_manager import RolloutManager
 from slime_rl.cluster.train_group import TrainGroup
 from slime_rl.config import Config
 
 
-class Rollout:
-    """The driver's handle of the rollout manager; calls block."""
+class RolloutActor:
+    """Holds the rollout manager in a Ray worker, so that the driver need not import torch and transformers."""
 
     def __init__(self, config: Config) -> None:
-        self.actor: Any = ray.remote(RolloutManager).options(num_cpus=1).remote(config)
+        from slime_rl.cluster.rollout_manager import RolloutManager
 
-    def __getattr__(self, method: str) -> Any:
-        remote = getattr(self.actor, method)
-        return lambda *args: ray.get(remote.remote(*args))
+        self.manager = RolloutManager(config)
+
+    async def call(self, method: str, *args: Any) -> Any:
+        """One of the manager's coroutines."""
+        return await getattr(self.manager, method)(*args)
+
+
+class Rollout:
+    """The driver's handle of the rollout manager: `rollout.take(step)` waits for the manager's `take`."""
+
+    def __init__(self, config: Config) -> None:
+        self.actor: Any = ray.remote(RolloutActor).options(num_cpus=1).remote(config)
+
+    def begin(self, method: str, *args: Any) -> Any:
+        """Start a call and return its reference."""
+        return self.actor.call.remote(method, *args)
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        return lambda *args: ray.get(self.begin(method, *args))
 
 
 class Cluster:
@@ -61,7 +77,7 @@ class Cluster:
         config = self.config
         placement = Placement(config)
         self.rollout = Rollout(config)
-        pending = {"rollout": [self.rollout.actor.prepare.remote()]}
+        pending = {"rollout": [self.rollout.begin("prepare")]}
         self.actor = TrainGroup(config, placement)
         if config.needs_engines:
             self.engines = EngineGroup(config, placement)
@@ -117,7 +133,7 @@ class Cluster:
     def stop(self) -> None:
         """End engines, router and reward processes; Ray ends its own workers. Idempotent."""
         if self.rollout is not None:
-            ray.wait([self.rollout.actor.close.remote()], timeout=10)
+            ray.wait([self.rollout.begin("close")], timeout=10)
         if self.actor is not None:
             self.actor.stop()
         if self.engines is not None:

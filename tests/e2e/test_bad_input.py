@@ -14,6 +14,7 @@ REWARD = "--reward-function-path"
 
 
 def rows(folder: Path, *lines: str) -> list[str]:
+    folder.mkdir()
     path = folder / "prompts.jsonl"
     path.write_text("\n".join(lines) + "\n")
     return ["--prompt-data", str(path)]
@@ -26,12 +27,12 @@ def case_flags(case: str, folder: Path) -> tuple[list[str], str]:
         "unknown flag": (["--rollout-batchsize", "4"], "did you mean --rollout-batch-size"),
         "missing file": (["--prompt-data", str(folder / "absent.jsonl")], "absent.jsonl"),
         "missing model": (["--hf-checkpoint", str(folder / "absent")], "--hf-checkpoint must be a folder that exists"),
-        "bad row": (rows(folder, good, "{not json"), "prompts.jsonl:2"),
+        "bad row": (rows(folder / "a", good, "{not json"), "prompts.jsonl:2"),
         "label missing": (
-            rows(folder, good, good, '{"prompt": "1+2="}'),
+            rows(folder / "b", good, good, '{"prompt": "1+2="}'),
             "prompts.jsonl:3: 'label' (--label-key) is missing",
         ),
-        "long prompt": (rows(folder, json.dumps({"prompt": "1" * 99, "label": "2"})), "over --max-prompt-len 32"),
+        "long prompt": (rows(folder / "c", json.dumps({"prompt": "1" * 99, "label": "2"})), "over --max-prompt-len 32"),
         "reward signature": ([REWARD, "broken_plugins:wrong_signature"], "called as (config, group)"),
         "reward raises": ([REWARD, "broken_plugins:raises"], "raised KeyError: 'no such answer'"),
         "reward count": ([REWARD, "broken_plugins:wrong_count"], "one value for each of the 4 samples, got 1"),

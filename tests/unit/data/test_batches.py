@@ -6,7 +6,9 @@ import random
 import pytest
 import torch
 
-from slime_rl.data import DataProto, Ragged, RolloutBatch, rollout_batch_from_groups, split_for_data_parallel
+from slime_rl.data.batches import RolloutBatch, rollout_batch_from_groups, split_for_data_parallel
+from slime_rl.data.proto import DataProto
+from slime_rl.data.ragged import Ragged
 from slime_rl.types import Group, Sample
 
 

@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from slime_rl.data import estimate_flops, fixed, pack
-from slime_rl.data.packing import partition
+from slime_rl.data.packing import estimate_flops, fixed, pack, partition
 
 
 def lengths_of(seed: int) -> tuple[list[int], int, random.Random]:

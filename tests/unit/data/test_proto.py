@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from slime_rl.data import DataProto, DataProtoItem, Ragged, object_array
+from slime_rl.data.proto import DataProto, DataProtoItem, object_array
+from slime_rl.data.ragged import Ragged
 
 
 def make(n: int = 4, **meta: object) -> DataProto:

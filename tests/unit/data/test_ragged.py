@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from slime_rl.data import Ragged
+from slime_rl.data.ragged import Ragged
 
 ROWS = [[1, 2, 3], [], [4], [5, 6]]
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from slime_rl.data import DataProto, Ragged, object_array
+from slime_rl.data.proto import DataProto, object_array
+from slime_rl.data.ragged import Ragged
 
 
 def make(n: int = 6, **meta: object) -> DataProto:

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from slime_rl.data import DataProto, Ragged, object_array
 from slime_rl.data.codec import decode, encode
+from slime_rl.data.proto import DataProto, object_array
+from slime_rl.data.ragged import Ragged
 from slime_rl.data.samples import from_samples, to_samples
 from slime_rl.data.storage import load_batch, save_batch
 from slime_rl.types import Sample, Status
