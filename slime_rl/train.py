@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from slime_rl.buffer.policies import BUFFER_FILTERS, BUFFERS, PROMPT_SOURCES
+from slime_rl.buffer.sources import check_first_rows
 from slime_rl.cluster.cluster import Cluster
 from slime_rl.cluster.errors import explain, write_error_log
 from slime_rl.cluster.ray_session import ray_session, with_device
@@ -33,6 +34,8 @@ from slime_rl.rollout.extra_metrics import LOG_FUNCTIONS
 from slime_rl.rollout.group_loop import ROLLOUT_FUNCTIONS, rollout_function_name
 from slime_rl.rollout.groups import GroupRunner
 from slime_rl.trainer.checks import check_trainer
+
+PREFLIGHT_ROWS = 10_000  # read in a moment; a wrong key or format shows in the first ones
 
 
 @dataclass
@@ -185,7 +188,8 @@ def outcome(config: Config, summary: dict[str, Any], report: Path) -> dict[str, 
 
 
 def preflight(config: Config) -> None:
-    """Check within seconds, before any process starts, what can be checked here: plugins and pass-through flags.
+    """Check within seconds, before any process starts, what can be checked here: flags that pass through, plugins, the
+    first rows of the data.
 
     Raises:
         ValueError: the first thing that does not fit.
@@ -196,15 +200,19 @@ def preflight(config: Config) -> None:
     if config.needs_engines:
         check_context_length(config)
     GroupRunner(config)
-    if config.logging.log_function_path is not None:
-        LOG_FUNCTIONS.load(config.logging.log_function_path)
     for point, name in (
         (ROLLOUT_FUNCTIONS, rollout_function_name(config)),
         (BUFFERS, config.buffer.buffer_path),
         (BUFFER_FILTERS, config.buffer.buffer_filter_path),
         (PROMPT_SOURCES, config.data.data_source_path),
+        (LOG_FUNCTIONS, config.logging.log_function_path),
     ):
-        point.load(name)
+        if name is not None and name not in point.builtins:  # ours fit, and some of them import torch
+            point.load(name)
+    if config.data.prompt_data is not None and config.data.data_source_path == "file":
+        check_first_rows(config.data.prompt_data, config.data, "--prompt-data", PREFLIGHT_ROWS)
+    for _, path in config.evaluation.datasets:
+        check_first_rows(path, config.data, "--eval-prompt-data", PREFLIGHT_ROWS)
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
@@ -216,8 +224,9 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _terminate)  # leave through the contexts, so that everything is stopped
     config = None
     try:
-        config = parse_config(argv)
-        preflight(config)
+        checked = parse_config(argv)
+        preflight(checked)
+        config = checked
         run(config)
     except KeyboardInterrupt:
         print("slime_rl: interrupted", file=sys.stderr)
@@ -225,9 +234,9 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as error:
         message, is_users = explain(error)
         print(f"slime_rl: {message}", file=sys.stderr)
-        if config is not None:
-            log = write_error_log(config.run_dir, error)
-            print(f"slime_rl: the traceback is in {log}", file=sys.stderr)
+        if config is not None or not is_users:
+            folder = Path() if config is None else config.run_dir
+            print(f"slime_rl: the traceback is in {write_error_log(folder, error)}", file=sys.stderr)
         return 2 if is_users else 1
     return 0
 

@@ -64,14 +64,17 @@ class Cluster:
         try:
             self._start()
         except BaseException:
-            self.stop()
+            self.abandon()
             raise
 
     def __enter__(self) -> Cluster:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.stop()
+        if error is None:
+            self.stop()
+        else:
+            self.abandon()
 
     def _start(self) -> None:
         config = self.config
@@ -129,6 +132,12 @@ class Cluster:
         self.actor.load(str(folder / "model"))
         self.rollout.restore(str(folder / "buffer.json"), meta.step)
         return meta.step
+
+    def abandon(self) -> None:
+        """After a failure: actors may be busy for long, so they are not asked; all of them end with the Ray session."""
+        if self.engines is not None:
+            self.engines.router.stop()
+        self.rollout = self.actor = self.engines = None
 
     def stop(self) -> None:
         """End engines, router and reward processes; Ray ends its own workers. Idempotent."""

@@ -1,4 +1,4 @@
-from slime_rl.buffer.sources.file_source import FilePromptSource, PromptTable, read_prompts
+from slime_rl.buffer.sources.file_source import FilePromptSource, PromptTable, check_first_rows, read_prompts
 from slime_rl.buffer.sources.prompts import LocatedPrompt, check_prompt_lengths
 from slime_rl.buffer.sources.spec import DataFile, parse_data_spec
 
@@ -7,6 +7,7 @@ __all__ = [
     "FilePromptSource",
     "LocatedPrompt",
     "PromptTable",
+    "check_first_rows",
     "check_prompt_lengths",
     "parse_data_spec",
     "read_prompts",

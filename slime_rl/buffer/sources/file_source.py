@@ -23,6 +23,8 @@ from slime_rl.types import Prompt
 
 log = logging.getLogger(__name__)
 
+SKIP_HINT = "--bad-rows skip leaves such rows out"
+
 
 class PromptTable:
     """All rows of a data spec under one numbering: file after file, slices applied. Rows are read when asked for."""
@@ -68,7 +70,7 @@ class PromptTable:
                 self.get(index)
             except ValueError as error:
                 if self.data.bad_rows == "error":
-                    raise ValueError(f"{error} (--bad-rows skip leaves such rows out)") from error
+                    raise ValueError(f"{error} ({SKIP_HINT})") from error
                 first_error = first_error or str(error)
             else:
                 good.append(index)
@@ -89,6 +91,21 @@ def read_prompts(
     """
     table = PromptTable(path, data_config, flag)
     return [table.get(index) for index in table.good_rows()[:limit]]
+
+
+def check_first_rows(path: str, data_config: DataConfig, flag: str, limit: int) -> None:
+    """Find a wrong key or format within the first `limit` rows, without reading the rest.
+
+    Raises:
+        ValueError: a bad row with --bad-rows error; names file:line.
+    """
+    if data_config.bad_rows == "error":
+        table = PromptTable(path, data_config, flag)
+        for index in range(min(limit, len(table))):
+            try:
+                table.get(index)
+            except ValueError as error:
+                raise ValueError(f"{error} ({SKIP_HINT})") from error
 
 
 class FilePromptSource:
