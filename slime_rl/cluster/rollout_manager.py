@@ -40,6 +40,7 @@ class RolloutManager:
         self.config = config
         self.tasks: dict[int, asyncio.Task[RolloutOutput]] = {}
         self.next_step = 0
+        self.buffer: DataBuffer | None = None  # None until prepared, and when only evaluating
         self.runtime: RolloutRuntime | None = None
         self.fence: ProcessFence | None = None
 
@@ -60,7 +61,7 @@ class RolloutManager:
         source = PROMPT_SOURCES.load(config.data.data_source_path)(config)
         if isinstance(source, LengthLimited):
             source.limit_lengths(self._encode)
-        self.buffer: DataBuffer = BUFFERS.load(config.buffer.buffer_path)(config, source)
+        self.buffer = BUFFERS.load(config.buffer.buffer_path)(config, source)
         return len(source)
 
     def _encode(self, prompt: Prompt) -> list[int]:
@@ -134,6 +135,8 @@ class RolloutManager:
         for task in self.tasks.values():
             task.cancel()
         await asyncio.gather(*self.tasks.values(), return_exceptions=True)  # cancelled: outcomes no longer matter
+        if self.buffer is not None:
+            self.buffer.close()
         if self.fence is not None:
             self.fence.close()
         if self.runtime is not None and self.runtime.client is not None:
