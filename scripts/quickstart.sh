@@ -10,7 +10,7 @@ WARMUP=runs/quickstart-warmup
 RUN=runs/quickstart
 python tools/make_quickstart.py --output "$DATA" --seed "${SEED:-1}"
 
-echo "== 1/2 supervised warm-up: until 20 % of the held-out prompts are answered right"
+echo "== 1/2 supervised warm-up: until 35 % of the held-out prompts are answered right"
 bash scripts/quickstart_stages.sh warmup "$DATA" "$WARMUP"
 echo "== 2/2 GRPO from there: Megatron-core trains, SGLang generates"
 bash scripts/quickstart_stages.sh grpo "$DATA" "$RUN" "$WARMUP/hf"

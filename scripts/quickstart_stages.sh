@@ -19,15 +19,15 @@ warmup)
         --loss sft --n-samples-per-prompt 1 \
         --hf-checkpoint "$DATA/model" --prompt-data "$DATA/sft.jsonl" \
         --rollout-batch-size 64 --num-steps 600 --lr 4e-3 --lr-warmup-updates 20 \
-        --eval-interval 20 --stop-at-eval-accuracy 0.25
+        --eval-interval 10 --stop-at-eval-accuracy 0.35
     ;;
 grpo)
     python -m slime_rl.train "${COMMON[@]}" \
         --hf-checkpoint "$4" --prompt-data "$DATA/train.jsonl" \
         --rollout-batch-size 128 --n-samples-per-prompt 8 --num-updates-per-rollout 4 \
-        --advantage-estimator grpo --no-grpo-std-normalization --eps-clip-high 0.28 \
-        --num-steps 40 --lr 1e-3 --adam-beta2 0.95 \
-        --eval-interval 5 --stop-at-eval-accuracy 0.95 --tensorboard
+        --advantage-estimator grpo --no-grpo-std-normalization --eps-clip-high 0.28 --old-log-probs rollout \
+        --num-steps 40 --lr 1e-3 --lr-decay-style linear --min-lr 2e-4 --adam-beta2 0.95 \
+        --eval-interval 6 --stop-at-eval-accuracy 0.95 --tensorboard
     ;;
 *)
     echo "usage: quickstart_stages.sh warmup|grpo DATA RUN_DIR [HF_MODEL]" >&2

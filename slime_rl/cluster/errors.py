@@ -5,14 +5,14 @@ from __future__ import annotations
 import traceback
 from pathlib import Path
 
-import ray
+from ray.exceptions import RayActorError, RayTaskError
 
 
 def root_cause(error: BaseException) -> BaseException:
     """The error that started it: out of Ray's wrapper and out of exception groups."""
     while True:
         cause = getattr(error, "cause", None)
-        if isinstance(error, ray.exceptions.RayTaskError) and isinstance(cause, BaseException):
+        if isinstance(error, RayTaskError) and isinstance(cause, BaseException):
             error = cause
         elif isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
@@ -26,7 +26,7 @@ def explain(error: BaseException) -> tuple[str, bool]:
     text = str(cause).strip() or repr(cause)
     if isinstance(cause, (ValueError, TimeoutError)) and not isinstance(cause, UnicodeError):
         return text, True
-    if isinstance(cause, ray.exceptions.RayActorError):
+    if isinstance(cause, RayActorError):
         first = text.splitlines()[0]
         return (
             f"a process of the run died: {first} See the logs folder of the run; out of memory is the usual reason.",

@@ -13,13 +13,14 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import ray
 
 
 def main() -> None:
     address_file, num_cpus, object_store_bytes = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    context = ray.init(
+    context: Any = ray.init(
         num_cpus=num_cpus,
         include_dashboard=False,
         object_store_memory=object_store_bytes,

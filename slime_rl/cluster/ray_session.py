@@ -52,7 +52,8 @@ def ray_session(config: Config) -> Iterator[None]:
 
 def _use_own_token() -> None:
     """Let only this run's processes join its Ray, without making or needing a token file in the user's home."""
-    from ray._raylet import Config as RayConfig  # no public call re-reads the settings after `import ray`
+    # No public call re-reads the settings after `import ray`.
+    from ray._raylet import Config as RayConfig  # pyright: ignore[reportAttributeAccessIssue]
 
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": uuid.uuid4().hex}
     RayConfig.initialize("")

@@ -21,7 +21,7 @@ from slime_rl.config import Config
 from slime_rl.data.batches import rollout_batch_from_groups, split_for_data_parallel
 from slime_rl.data.rendering import load_tokenizer
 from slime_rl.observability.metrics import summarise_samples
-from slime_rl.protocols import DataBuffer, LengthLimited
+from slime_rl.protocols import DataBuffer, LengthLimited, PromptSource
 from slime_rl.rollout.client import EngineClient
 from slime_rl.rollout.evaluation import Evaluator
 from slime_rl.rollout.extra_metrics import LOG_FUNCTIONS, extra_metrics
@@ -40,7 +40,7 @@ class RolloutManager:
         self.config = config
         self.tasks: dict[int, asyncio.Task[RolloutOutput]] = {}
         self.next_step = 0
-        self.buffer: DataBuffer | None = None  # None until prepared, and when only evaluating
+        self.opened: DataBuffer | None = None  # None until prepared, and when only evaluating
         self.runtime: RolloutRuntime | None = None
         self.fence: ProcessFence | None = None
 
@@ -58,14 +58,19 @@ class RolloutManager:
         self.evaluator = Evaluator(config, self._encode)
         if config.train.num_steps == 0:
             return 0
-        source = PROMPT_SOURCES.load(config.data.data_source_path)(config)
+        source: PromptSource = PROMPT_SOURCES.load(config.data.data_source_path)(config)
         if isinstance(source, LengthLimited):
             source.limit_lengths(self._encode)
-        self.buffer = BUFFERS.load(config.buffer.buffer_path)(config, source)
+        self.opened = BUFFERS.load(config.buffer.buffer_path)(config, source)
         return len(source)
 
     def _encode(self, prompt: Prompt) -> list[int]:
         return encode_prompt(self.config, self.tokenizer, prompt.prompt, prompt.metadata)
+
+    @property
+    def buffer(self) -> DataBuffer:
+        assert self.opened is not None, "a run that only evaluates has no buffer"
+        return self.opened
 
     async def connect(self, router_url: str | None) -> None:
         """Make the client; None for a run without engines."""
@@ -135,8 +140,8 @@ class RolloutManager:
         for task in self.tasks.values():
             task.cancel()
         await asyncio.gather(*self.tasks.values(), return_exceptions=True)  # cancelled: outcomes no longer matter
-        if self.buffer is not None:
-            self.buffer.close()
+        if self.opened is not None:
+            self.opened.close()
         if self.fence is not None:
             self.fence.close()
         if self.runtime is not None and self.runtime.client is not None:
