@@ -105,7 +105,10 @@ class RolloutManager:
         samples = [sample for group in output.groups for sample in group.samples]
         batch = rollout_batch_from_groups(output.groups, step, step, self.config.train.num_updates_per_rollout)
         shards = [ray.put(shard) for shard in split_for_data_parallel(batch, self.config.data_parallel_size)]
-        metrics = output.metrics | summarise_samples(samples) | staleness(samples, step)
+        summary = summarise_samples(samples)
+        if self.config.train.loss == "sft":  # labels are not scored
+            summary = {name: value for name, value in summary.items() if "reward" not in name and "std" not in name}
+        metrics = output.metrics | summary | staleness(samples, step)
         metrics |= {f"buffer/{state}": float(count) for state, count in self.buffer.counts().items()}
         metrics["rollout/wait_s"] = waited
         if self.fence is not None:

@@ -49,7 +49,8 @@ def _idle(recent: History, rollout_ahead: int) -> Advice | None:
             sentence=f"trainers idle {waiting:.0%} of the time, waiting for the engines: try {ahead}"
             "more --rollout-num-engines, or a lower --max-response-len.",
         )
-    if rollout_ahead == 0 and training > 0.6:
+    sampled = "rollout/staleness_max" in recent[-1]  # supervised steps ask no engine
+    if rollout_ahead == 0 and training > 0.6 and sampled:
         return Advice(
             topic="engines_idle",
             sentence=f"engines idle {1 - waiting:.0%} of the time while training runs: try --rollout-ahead 1 "

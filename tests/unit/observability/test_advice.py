@@ -8,7 +8,7 @@ import pytest
 from slime_rl.config.config import own_flags
 from slime_rl.observability.advice import Advice, advise
 
-BALANCED = {"perf/step_s": 10.0, "timing_s/rollout": 5.0, "timing_s/train": 4.0}
+BALANCED = {"perf/step_s": 10.0, "timing_s/rollout": 5.0, "timing_s/train": 4.0, "rollout/staleness_max": 0.0}
 
 
 def steps(count: int = 5, **metrics: float) -> list[dict[str, float]]:
@@ -23,6 +23,11 @@ def topics(found: list[Advice]) -> list[str]:
 def test_a_healthy_run_gets_no_advice() -> None:
     healthy = steps(30, rollout__truncated_fraction=0.02, rollout__zero_std_groups_fraction=0.1, train__loss=0.1)
     assert advise(healthy) == []
+
+
+def test_supervised_steps_are_not_told_that_engines_idle() -> None:
+    supervised = [{"step": i, "perf/step_s": 10.0, "timing_s/rollout": 2.0, "timing_s/train": 7.0} for i in range(5)]
+    assert advise(supervised) == []
 
 
 def test_nothing_is_said_of_too_few_steps_or_unknown_metrics() -> None:
