@@ -31,7 +31,7 @@ class ExtensionPoint:
             raise ValueError(f"{self.flag}: {spec!r} is not {self._choices()}{_suggest(spec, self.builtins)}")
         try:
             module = importlib.import_module(module_name)
-        except Exception as error:  # user code may raise anything at import
+        except (Exception, SystemExit) as error:  # user code may raise anything at import
             raise ValueError(
                 f"{self.flag}: cannot import {module_name!r} of {spec!r}: {type(error).__name__}: {error}; it must be "
                 "importable from the folder the run starts in"

@@ -18,14 +18,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from slime_rl.algorithms.registry import ADVANTAGES, OFF_POLICY, POLICY_LOSSES
 from slime_rl.buffer.policies import BUFFER_FILTERS, BUFFERS, PROMPT_SOURCES
 from slime_rl.buffer.sources import check_first_rows
+from slime_rl.cluster.checkpoint import CheckpointStore
 from slime_rl.cluster.cluster import Cluster
 from slime_rl.cluster.errors import explain, write_error_log
 from slime_rl.cluster.ray_session import ray_session, with_device
 from slime_rl.cluster.run_folder import run_folder
 from slime_rl.config import Config, parse_config
 from slime_rl.engine.arguments import check_context_length, check_router_args, check_sglang_args
+from slime_rl.engine.device import engine_device
 from slime_rl.observability.console import Console
 from slime_rl.observability.memory import PeakMemory
 from slime_rl.observability.timers import PhaseTimer
@@ -129,10 +132,10 @@ def _save_is_due(config: Config, finished: int) -> bool:
     return interval is not None and (finished % interval == 0 or finished == config.train.num_steps)
 
 
-def run(config: Config) -> dict[str, Any]:
+def run(config: Config, folder: Path) -> dict[str, Any]:
     """Start everything, train, export, report; returns what summary.json holds."""
     started = time.monotonic()
-    with run_folder(config) as folder, PeakMemory() as memory, Console.for_config(config) as console:
+    with PeakMemory() as memory, Console.for_config(config) as console:
         timer = PhaseTimer(on_phase=console.phase)
         with ray_session(config):
             config = with_device(config)
@@ -197,8 +200,12 @@ def preflight(config: Config) -> None:
     check_sglang_args(config)
     check_router_args(config)
     check_trainer(config)
+    if config.cluster.ray_address is None:
+        engine_device(config.cluster.device)  # refuses cuda where there is none
     if config.needs_engines:
         check_context_length(config)
+    if config.checkpoint.load is not None:
+        CheckpointStore(Path(config.checkpoint.load), keep=1).latest()
     GroupRunner(config)
     for point, name in (
         (ROLLOUT_FUNCTIONS, rollout_function_name(config)),
@@ -206,6 +213,9 @@ def preflight(config: Config) -> None:
         (BUFFER_FILTERS, config.buffer.buffer_filter_path),
         (PROMPT_SOURCES, config.data.data_source_path),
         (LOG_FUNCTIONS, config.logging.log_function_path),
+        (ADVANTAGES, config.algorithm.advantage_estimator),
+        (POLICY_LOSSES, config.algorithm.policy_loss),
+        (OFF_POLICY, config.algorithm.off_policy_correction),
     ):
         if name is not None and name not in point.builtins:  # ours fit, and some of them import torch
             point.load(name)
@@ -226,8 +236,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         checked = parse_config(argv)
         preflight(checked)
-        config = checked
-        run(config)
+        with run_folder(checked) as folder:
+            config = checked
+            run(config, folder)
     except KeyboardInterrupt:
         print("slime_rl: interrupted", file=sys.stderr)
         return 130

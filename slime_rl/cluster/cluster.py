@@ -21,6 +21,8 @@ from slime_rl.cluster.placement import Placement
 from slime_rl.cluster.train_group import TrainGroup
 from slime_rl.config import Config
 
+_CHECK_ALIVE_S = 5.0  # between looks at the engines while a rollout is waited for
+
 
 class RolloutActor:
     """Holds the rollout manager in a Ray worker, so that the driver need not import torch and transformers."""
@@ -36,9 +38,13 @@ class RolloutActor:
 
 
 class Rollout:
-    """The driver's handle of the rollout manager: `rollout.take(step)` waits for the manager's `take`."""
+    """The driver's handle of the rollout manager: `rollout.take(step)` waits for the manager's `take`.
+
+    While it waits it looks after the engines (`check_alive`), without which the answer would never come.
+    """
 
     def __init__(self, config: Config) -> None:
+        self.check_alive: Callable[[], None] | None = None  # set once engines serve
         self.actor: Any = ray.remote(RolloutActor).options(num_cpus=1).remote(config)
 
     def begin(self, method: str, *args: Any) -> Any:
@@ -46,7 +52,13 @@ class Rollout:
         return self.actor.call.remote(method, *args)
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
-        return lambda *args: ray.get(self.begin(method, *args))
+        return lambda *args: self._wait(self.begin(method, *args))
+
+    def _wait(self, reference: Any) -> Any:
+        while not ray.wait([reference], timeout=_CHECK_ALIVE_S)[0]:
+            if self.check_alive is not None:
+                self.check_alive()
+        return ray.get(reference)
 
 
 class Cluster:
@@ -91,6 +103,7 @@ class Cluster:
         if self.engines is not None:
             self.engines.connect(started["engines"])
             self.actor.connect_engines(self.engines.urls)
+            self.rollout.check_alive = self.engines.check_alive
         self.rollout.connect(self.engines.router.url if self.engines else None)
 
     def sync_weights(self, version: int) -> dict[str, float]:

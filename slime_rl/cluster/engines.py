@@ -55,6 +55,14 @@ class EngineGroup:
         for url in urls:
             self.router.add_worker(url)
 
+    def check_alive(self) -> None:
+        """Raise RuntimeError when the router or an engine has ended; names its log."""
+        if not self.router.is_alive():
+            raise RuntimeError(f"the router has died; see {self.router.log_path}")
+        for index, alive in enumerate(ray.get([actor.is_alive.remote() for actor in self.actors])):
+            if not alive:
+                raise RuntimeError(f"engine {index} has died; see {self.router.log_path.parent}/engine_{index}.log")
+
     def stop(self) -> None:
         ray.wait([actor.stop.remote() for actor in self.actors], num_returns=len(self.actors), timeout=20)
         self.router.stop()

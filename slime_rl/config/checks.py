@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import json
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,18 @@ def check_not_negative(**values: float | None) -> None:
 def check_dir(flag: str, path: str, must_contain: str) -> None:
     check(Path(path).is_dir(), flag, "must be a folder that exists", path)
     check((Path(path) / must_contain).is_file(), flag, f"must be a folder that contains {must_contain}", path)
+
+
+def check_model_folder(flag: str, path: str) -> None:
+    """Check that `path` holds a config.json with a JSON object, as a Hugging Face folder does."""
+    check_dir(flag, path, "config.json")
+    file = Path(path) / "config.json"
+    try:
+        content = json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{flag} {file}: is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{flag} {file}: must hold a JSON object, got {type(content).__name__}")
 
 
 def check_file(flag: str, path: str) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from slime_rl.config.checks import check, check_dir
+from slime_rl.config.checks import check, check_model_folder
 from slime_rl.config.flags import flag
 
 
@@ -40,9 +40,9 @@ class ModelConfig:
     DistributedDataParallelConfig."""
 
     def __post_init__(self) -> None:
-        check_dir("--hf-checkpoint", self.hf_checkpoint, "config.json")
+        check_model_folder("--hf-checkpoint", self.hf_checkpoint)
         if self.ref_load is not None:
-            check_dir("--ref-load", self.ref_load, "config.json")
+            check_model_folder("--ref-load", self.ref_load)
         check(
             bool(self.model_conversion_path), "--model-conversion-path", "must not be empty", self.model_conversion_path
         )

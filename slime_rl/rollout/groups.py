@@ -32,7 +32,9 @@ class GroupRunner:
     def __post_init__(self) -> None:
         config = self.config
         self.generate: GenerateFunction = GENERATE_FUNCTIONS.load(config.rollout.generate_function_path)
-        self.reward: RewardFunction = REWARDS.load(config.reward.reward_function_path or config.reward.rm_type)
+        own = config.reward.reward_function_path
+        rewards = REWARDS if own is None else dataclasses.replace(REWARDS, flag="--reward-function-path", builtins={})
+        self.reward: RewardFunction = rewards.load(own or config.reward.rm_type)
         path = config.buffer.dynamic_filter_path
         self.filter: GroupFilter | None = DYNAMIC_FILTERS.load(path) if path else None
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -75,15 +76,20 @@ def test_resume_trains_each_prompt_once(quickstart_data: Path, tmp_path: Path) -
     assert len({prompt for _, _, prompt in trained}) == 16
 
 
+def wait_for_first_step(process: subprocess.Popen[bytes], folder: Path) -> None:
+    """Return when the run in FOLDER/run has finished a step."""
+    metrics = folder / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 200
+    while not (metrics.exists() and metrics.read_text()):
+        assert process.poll() is None and time.monotonic() < deadline, (folder / "log").read_text()
+        time.sleep(0.2)
+
+
 def test_kill_9_leaves_no_process_and_the_next_run_starts(quickstart_data: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     flags = [*base_flags(quickstart_data, run_dir), "--num-steps", "1000"]
     process = start_train(flags, tmp_path / "log")
-    metrics = run_dir / "metrics.jsonl"
-    deadline = time.monotonic() + 200
-    while not (metrics.exists() and metrics.read_text()):
-        assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()
-        time.sleep(0.2)
+    wait_for_first_step(process, tmp_path)
     family = psutil.Process(process.pid).children(recursive=True)
     assert len(family) > 5
     os.kill(process.pid, signal.SIGKILL)
@@ -92,6 +98,21 @@ def test_kill_9_leaves_no_process_and_the_next_run_starts(quickstart_data: Path,
     assert not [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
     again = run_train([*base_flags(quickstart_data, run_dir), "--num-steps", "1", "--overwrite"])
     assert again.returncode == 0, again.stdout + again.stderr
+
+
+def test_dead_router_ends_the_run_and_is_named(quickstart_data: Path, tmp_path: Path) -> None:
+    flags = [*base_flags(quickstart_data, tmp_path / "run"), "--num-steps", "1000"]
+    process = start_train(flags, tmp_path / "log")
+    wait_for_first_step(process, tmp_path)
+    family = psutil.Process(process.pid).children(recursive=True)
+    (router,) = [
+        p for p in family if "slime_rl.engine.launch_router" in p.cmdline() and "supervise" not in str(p.cmdline())
+    ]
+    router.kill()
+    assert process.wait(timeout=60) == 1
+    assert "slime_rl: RuntimeError: the router has died; see" in (tmp_path / "log").read_text()
+    _, alive = psutil.wait_procs(family, timeout=15)
+    assert not [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_two_runs_side_by_side(quickstart_data: Path, tmp_path: Path) -> None:
