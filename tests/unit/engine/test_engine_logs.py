@@ -35,5 +35,7 @@ def test_free_ports_can_be_bound_and_differ() -> None:
 
 
 def test_node_ip_is_an_address_of_this_machine() -> None:
+    address = node_ip()
     with socket.socket() as server:
-        server.bind((node_ip(), 0))
+        server.bind((address, 0))  # only an address of this machine can be bound
+        assert server.getsockname()[0] == address
