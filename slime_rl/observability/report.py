@@ -196,7 +196,7 @@ def _outside_words(record: RunRecord) -> str:
     """What happened outside of steps: by phase when the run has ended, else as one number."""
     inside = record.breakdown()
     outside = {name: s - inside.phases_s.get(name, 0.0) for name, s in record.run_phases_s.items()}
-    named = [f"{name} {duration(s)}" for name, s in outside.items() if s >= 0.005 * record.seconds]
+    named = [f"{name} {duration(s)}" for name, s in outside.items() if round(s, 3) > 0.005 * record.seconds]
     if named:
         return f"{duration(inside.total_s)} in steps; outside of them: {html.escape(', '.join(named))}."
     rest = max(0.0, record.seconds - inside.total_s)

@@ -18,12 +18,22 @@ from slime_rl.rollout.rewards.fence_protocol import Failure
 HERE = Path(__file__).parent
 
 
+def descendants() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
+
+
 @pytest.fixture
-def fence(monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessFence]:
+def others() -> set[psutil.Process]:
+    """Processes that earlier tests left to this one's process, such as torch's shared-memory manager."""
+    return descendants()
+
+
+@pytest.fixture
+def fence(monkeypatch: pytest.MonkeyPatch, others: set[psutil.Process]) -> Iterator[ProcessFence]:
     monkeypatch.syspath_prepend(str(HERE))  # so that fenced processes can import `hostile`
     with ProcessFence(1, timeout_s=10.0, memory_bytes=256 << 20) as fence:
         yield fence
-    assert psutil.Process().children(recursive=True) == []
+    assert descendants() <= others
 
 
 def call(fence: ProcessFence, name: str, *args: object, timeout_s: float | None = None) -> FenceAnswer:
@@ -115,10 +125,10 @@ def test_neighbours_go_on_while_one_call_hangs(fence: ProcessFence) -> None:
         assert pool.metrics()["rewards/calls"] == 103.0
 
 
-def test_close_ends_running_calls_and_all_processes(fence: ProcessFence) -> None:
+def test_close_ends_running_calls_and_all_processes(fence: ProcessFence, others: set[psutil.Process]) -> None:
     async def scenario() -> FenceAnswer:
         running = asyncio.create_task(fence.call("hostile:hang", timeout_s=60.0))
-        while not psutil.Process().children(recursive=True):
+        while descendants() <= others:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.3)
         await asyncio.to_thread(fence.close)
@@ -127,7 +137,7 @@ def test_close_ends_running_calls_and_all_processes(fence: ProcessFence) -> None
     started = time.monotonic()
     assert asyncio.run(scenario()).failure is Failure.CRASH
     assert time.monotonic() - started < 5.0
-    assert psutil.Process().children(recursive=True) == []
+    assert descendants() <= others
 
 
 def test_no_process_survives_an_owner_that_is_killed() -> None:
@@ -152,13 +162,13 @@ def test_no_process_survives_an_owner_that_is_killed() -> None:
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
-def test_prewarm_starts_every_process_in_the_background() -> None:
+def test_prewarm_starts_every_process_in_the_background(others: set[psutil.Process]) -> None:
     with ProcessFence(2, timeout_s=5.0) as fence:
         fence.prewarm("json")
         limit = time.monotonic() + 10.0
-        while len(psutil.Process().children()) < 2 and time.monotonic() < limit:
+        while len(descendants() - others) < 2 and time.monotonic() < limit:
             time.sleep(0.01)
-        assert len(psutil.Process().children()) == 2
+        assert len(set(psutil.Process().children()) - others) == 2
         assert fence.counts()["calls"] == 0
 
 
