@@ -27,6 +27,7 @@ from slime_rl.cluster.errors import explain, write_error_log
 from slime_rl.cluster.ray_session import ray_session, with_device
 from slime_rl.cluster.run_folder import run_folder
 from slime_rl.config import Config, parse_config
+from slime_rl.config.notes import config_notes
 from slime_rl.engine.arguments import check_context_length, check_router_args, check_sglang_args
 from slime_rl.engine.device import engine_device
 from slime_rl.observability.console import Console
@@ -140,6 +141,8 @@ def run(config: Config, folder: Path) -> dict[str, Any]:
         with ray_session(config):
             config = with_device(config)
             console.start(facts(config))
+            for note in config_notes(config):
+                console.message(f"note: {note}")
             cluster = Cluster(config)
             with timer.phase("start"):
                 cluster.start()

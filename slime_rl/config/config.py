@@ -144,7 +144,11 @@ def parse_config(argv: list[str] | None = None) -> Config:
         ValueError: unknown flag, missing or bad value, or values that do not fit together.
     """
     parser = make_parser()
-    argv = expand_config_files(list(sys.argv[1:] if argv is None else argv))
+
+    def check_words(words: list[str]) -> None:
+        parser.check_alone(split_passthrough(words, list(PASSTHROUGH), parser.flags)[0])
+
+    argv = expand_config_files(list(sys.argv[1:] if argv is None else argv), check_words)
     rest, passed = split_passthrough(argv, list(PASSTHROUGH), parser.flags)
     values = vars(parser.parse_strictly(rest))
     values.update({PASSTHROUGH[prefix]: args for prefix, args in passed.items()})

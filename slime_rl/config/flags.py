@@ -12,9 +12,11 @@ import ast
 import dataclasses
 import difflib
 import inspect
+import re
 import textwrap
 import types
 import typing
+from collections.abc import Collection
 from functools import cache
 from itertools import pairwise
 from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin
@@ -66,10 +68,89 @@ class StrictParser(argparse.ArgumentParser):
             self._unknown(unknown[0])
         return namespace
 
+    def check_alone(self, words: list[str]) -> None:
+        """Check one flag and its values, whatever else is required.
+
+        Raises:
+            ValueError: unknown flag, missing or bad value.
+        """
+        alone = StrictParser(add_help=False, allow_abbrev=False, parents=[self], conflict_handler="resolve")
+        for action in alone._actions:
+            action.required = False
+        alone.parse_strictly(words)
+
     def _unknown(self, arg: str) -> NoReturn:
-        close = difflib.get_close_matches(arg.split("=")[0], sorted(self.flags), n=1)
-        hint = f"; did you mean {close[0]}?" if close else "; see --help for all flags"
+        close = nearest_flag(arg.split("=")[0], self.flags)
+        hint = f"; did you mean {close}?" if close else "; see --help for all flags"
         raise ValueError(f"unknown flag {arg}{hint}" if arg.startswith("-") else f"unexpected argument {arg!r}")
+
+
+# Words that other programs use for a flag of ours, letters only. No spelling of ours is near them.
+SYNONYMS = {
+    "learningrate": "--lr",
+    "minlearningrate": "--min-lr",
+    "batchsize": "--rollout-batch-size",
+    "trainbatchsize": "--rollout-batch-size",
+    "groupsize": "--n-samples-per-prompt",
+    "numgenerations": "--n-samples-per-prompt",
+    "rolloutn": "--n-samples-per-prompt",
+    "epochs": "--num-steps",
+    "maxsteps": "--num-steps",
+    "temperature": "--rollout-temperature",
+    "topp": "--rollout-top-p",
+    "topk": "--rollout-top-k",
+    "maxnewtokens": "--max-response-len",
+    "maxcompletionlength": "--max-response-len",
+    "maxpromptlength": "--max-prompt-len",
+    "model": "--hf-checkpoint",
+    "modelpath": "--hf-checkpoint",
+    "modelnameorpath": "--hf-checkpoint",
+    "refmodel": "--ref-load",
+    "outputdir": "--run-dir",
+    "resume": "--load",
+    "resumefromcheckpoint": "--load",
+    "savesteps": "--save-interval",
+    "savefreq": "--save-interval",
+    "evalsteps": "--eval-interval",
+    "testfreq": "--eval-interval",
+    "beta": "--kl-loss-coef",
+    "klcoefficient": "--kl-loss-coef",
+    "epsilon": "--eps-clip",
+    "epsilonhigh": "--eps-clip-high",
+    "cliprange": "--eps-clip",
+    "dtype": "--train-dtype",
+    "maxgradnorm": "--clip-grad",
+    "gradientclipping": "--clip-grad",
+    "warmupsteps": "--lr-warmup-updates",
+    "gradientcheckpointing": "--recompute-activations",
+    "dataset": "--prompt-data",
+    "trainfiles": "--prompt-data",
+    "valfiles": "--eval-prompt-data",
+    "tensorparallelsize": "--tensor-model-parallel-size",
+    "pipelineparallelsize": "--pipeline-model-parallel-size",
+    "numgpus": "--train-num-workers",
+    "actornumgpuspernode": "--train-num-workers",
+}
+_NEAR = 0.8  # lower finds flags that only share their commonest letters
+
+
+def nearest_flag(name: str, known: Collection[str]) -> str | None:
+    """The flag that was most likely meant: another program's word for it, or the same but for a slip; None rather than
+    a far guess."""
+    word = _letters(name)
+    synonyms = [s for s in difflib.get_close_matches(word, SYNONYMS, n=1, cutoff=0.85) if SYNONYMS[s] in known]
+    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=_NEAR)
+    if synonyms and (not close or _likeness(word, synonyms[0]) >= _likeness(word, _letters(close[0]))):
+        return SYNONYMS[synonyms[0]]
+    return close[0] if close else None
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z]", "", name.lower())
+
+
+def _likeness(a: str, b: str) -> float:
+    return difflib.SequenceMatcher(None, a, b).ratio()
 
 
 def add_dataclass(parser: argparse.ArgumentParser, cls: type) -> None:

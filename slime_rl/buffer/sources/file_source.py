@@ -39,7 +39,8 @@ class PromptTable:
         self.sizes = [len(rows) for rows in self._ranges]
         self._firsts = [0, *np.cumsum(self.sizes).tolist()]
         if len(self) == 0:
-            raise ValueError(f"{flag}: no rows in {', '.join(file.path for file in self.files)}")
+            looked = (f"{file} (of {len(rows)} rows)" for file, rows in zip(self.files, self._rows, strict=True))
+            raise ValueError(f"{flag}: no rows in {', '.join(looked)}")
 
     def __len__(self) -> int:
         return self._firsts[-1]

@@ -23,6 +23,12 @@ class DataFile:
     stop: int | None = None
     weight: float = 1.0
 
+    def __str__(self) -> str:
+        """As it is written in a data spec."""
+        start, stop = ("" if bound is None else bound for bound in (self.start, self.stop))
+        sliced = "" if self.start is None and self.stop is None else f"@[{start}:{stop}]"
+        return self.path + sliced + ("" if self.weight == 1.0 else f"@{self.weight:g}")
+
 
 def parse_data_spec(spec: str, flag: str = "--prompt-data") -> list[DataFile]:
     """Every file that a spec names, in order; the matches of a glob and the files of a folder are sorted by name.

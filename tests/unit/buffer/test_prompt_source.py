@@ -85,7 +85,7 @@ def test_an_empty_dataset_is_an_error_at_start(tmp_path: Path) -> None:
     empty = write_rows(tmp_path / "empty.jsonl", [])
     with pytest.raises(ValueError, match=r"--prompt-data: no rows in .*empty.jsonl"):
         make_source(tmp_path, "--prompt-data", str(empty))
-    with pytest.raises(ValueError, match="no rows"):
+    with pytest.raises(ValueError, match=r"no rows in .*@\[.*\] \(of \d+ rows\)"):
         make_source(tmp_path, "--prompt-data", f"{write_prompts(tmp_path / 'p.jsonl')}@[5:]")
 
 

@@ -7,7 +7,7 @@ import pytest
 from factories import make_config, write_model_folder, write_prompts
 
 from slime_rl.config import SECTIONS, make_parser, parse_config
-from slime_rl.config.flags import field_docs, flag_name
+from slime_rl.config.flags import SYNONYMS, field_docs, flag_name, nearest_flag
 
 
 def test_every_field_has_a_help_text_below_it() -> None:
@@ -151,3 +151,22 @@ def test_only_evaluating_needs_no_prompts(tmp_path: Path) -> None:
     assert parse_config([*flags, "--eval-prompt-data", "heldout", str(heldout)]).data.prompt_data is None
     with pytest.raises(ValueError, match="--num-steps may be 0 only with --eval-prompt-data"):
         parse_config(flags)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("--learnin-rate", "--lr"),
+        ("--rollout-batch-sise", "--rollout-batch-size"),
+        ("--kl-loss-coeff", "--kl-loss-coef"),
+        ("--group-size", "--n-samples-per-prompt"),
+        ("--foo-bar", None),
+        ("--seq-length", None),
+    ],
+)
+def test_only_a_flag_that_was_likely_meant_is_suggested(typed: str, meant: str | None) -> None:
+    assert nearest_flag(typed, make_parser().flags) == meant
+
+
+def test_every_synonym_stands_for_a_flag() -> None:
+    assert set(SYNONYMS.values()) <= make_parser().flags

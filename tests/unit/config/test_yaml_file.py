@@ -72,3 +72,20 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
         make_config(tmp_path, "--config", "nowhere.yaml")
     with pytest.raises(ValueError, match="--config needs a file"):
         make_config(tmp_path, "--config")
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("seed: 3\nlearnin_rate: 1e-4\n", "learnin_rate: unknown flag --learnin-rate; did you mean --lr"),
+        ("num_steps: many\n", "num_steps: argument --num-steps"),
+        ("seed: 3\nseed: 4\n", "line 2: seed is there twice, first in line 1"),
+        ("num-steps: 3\nnum_steps: 4\n", "line 2: num_steps is there twice, first in line 1"),
+        ("loss: [policy, sft]\n", "loss: "),
+    ],
+)
+def test_errors_name_the_file_and_the_key(tmp_path: Path, text: str, named: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(ValueError) as caught:
+        make_config(tmp_path, "--config", path)
+    assert f"--config {path}: {named}" in str(caught.value)

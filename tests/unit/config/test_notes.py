@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from factories import make_config
+
+from slime_rl.config.notes import config_notes
+
+
+def test_a_kl_that_is_only_measured_is_noted(tmp_path: Path) -> None:
+    notes = config_notes(make_config(tmp_path, "--use-kl-loss", "--save-interval", "5"))
+    assert len(notes) == 1 and "--kl-loss-coef 0 only measures" in notes[0]
+    used = make_config(tmp_path, "--use-kl-loss", "--kl-loss-coef", "0.1", "--save-interval", "5")
+    assert config_notes(used) == []
+
+
+def test_a_run_without_checkpoints_and_a_group_of_one_are_noted(tmp_path: Path) -> None:
+    notes = config_notes(make_config(tmp_path, "--n-samples-per-prompt", "1"))
+    assert ["--save-interval" in note for note in notes] == [True, False]
+    assert "every advantage is 0" in notes[1]
