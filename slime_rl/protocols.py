@@ -7,7 +7,7 @@ plugin that does not fit fails before any engine does work. `config` is always t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from slime_rl.types import Group, Prompt, RolloutOutput, Sample
 
@@ -40,6 +40,13 @@ class DataBuffer(Protocol):
         """reserved -> dropped(reason); counted under its reason."""
         ...
 
+    def expire(self, min_version: int, action: Literal["drop", "requeue"]) -> int:
+        """Let go of generated groups with a token sampled before weight version `min_version`; returns how many.
+
+        drop: generated -> dropped("stale"). requeue: generated -> waiting without tokens, counted as requeued/stale.
+        """
+        ...
+
     def take(self, step: int, num_groups: int) -> list[Group]:
         """generated -> admitted(step): the groups that train in `step`. Taking a step again returns the same groups.
 
@@ -52,7 +59,7 @@ class DataBuffer(Protocol):
         ...
 
     def counts(self) -> dict[str, int]:
-        """Number of groups per state, and per drop reason as `dropped/<reason>`."""
+        """Number of groups per state, and per reason as `dropped/<reason>` and `requeued/<reason>`."""
         ...
 
     def state_dict(self) -> dict[str, Any]: ...

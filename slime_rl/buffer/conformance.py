@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from slime_rl.buffer.policies import BUFFERS
 from slime_rl.config import Config, parse_config
@@ -154,6 +154,29 @@ def counts_drops_by_reason_and_forgets_the_group(make: MakeBuffer) -> None:
     expect(groups[0].group_index not in indices(buffer.reserve(9)), "a dropped group never comes back", groups[0])
 
 
+def lets_go_of_groups_that_are_too_old(make: MakeBuffer) -> None:
+    cases: list[tuple[Literal["drop", "requeue"], str, str]] = [
+        ("drop", "dropped", "dropped/stale"),
+        ("requeue", "waiting", "requeued/stale"),
+    ]
+    for action, state, counter in cases:
+        buffer = make()
+        for number, group in enumerate(buffer.reserve(4)):
+            fill(group)
+            for sample in group.samples:
+                sample.weight_versions[0] = number
+            buffer.admit(group)
+        expect(buffer.expire(0, action) == 0, "nothing is older than version 0", buffer.counts())
+        expect(buffer.expire(2, action) == 2, "expire(2) lets go of versions 0 and 1", buffer.counts())
+        counts = {name: buffer.counts().get(name) for name in (state, counter, "generated")}
+        expect(counts == {state: 2, counter: 2, "generated": 2}, f"they are {state}, under {counter}", counts)
+        expect(indices(buffer.take(0, 2)) == [2, 3], "the others train", buffer.counts())
+        again = buffer.reserve(2)
+        if action == "requeue":
+            expect(indices(again) == [0, 1], "requeued groups come first", again)
+            expect(not any(s.response_length for g in again for s in g.samples), "without their old tokens", again)
+
+
 def refuses_ways_that_are_not_in_the_ledger(make: MakeBuffer) -> None:
     buffer = make()
     group = fill(buffer.reserve(1)[0])
@@ -242,6 +265,7 @@ CHECKS = (
     gives_the_same_groups_for_the_same_step,
     requeued_groups_come_first_and_keep_their_tokens,
     counts_drops_by_reason_and_forgets_the_group,
+    lets_go_of_groups_that_are_too_old,
     refuses_ways_that_are_not_in_the_ledger,
     comes_back_from_offload_unchanged,
     resumes_with_every_group_accounted_for,

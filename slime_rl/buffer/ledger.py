@@ -1,10 +1,10 @@
 """The account of every prompt group: which state each is in, and which way it may go. Knows nothing of payloads.
 
-              ┌──────────requeue───────────┐
-              ▼                            │
-           waiting ──reserve──► reserved ──┼─generate─► generated ──admit(step)──► admitted(step) ──commit──► committed
-                                   ▲       └─drop(reason)──► dropped                     │
-              new prompts ──open───┘                            ▲──────drop(reason)──────┘ (generated only)
+              ┌──────────requeue──────────┬──────send_back───────┐
+              ▼                           │                      │
+           waiting ──reserve──► reserved ─┴──generate──► generated ──admit(step)──► admitted(step) ──commit──► committed
+                                   ▲      │                      │
+              new prompts ──open───┘      └──────drop(reason)────┴──► dropped
 
 A group is in exactly one state at any time. Committed and dropped groups are folded into ranges and counters, so the
 account grows with what is under way, not with what is done.
@@ -36,6 +36,7 @@ class Ledger:
         self.next_group_index = 0
         self.admitted: dict[int, list[int]] = {}  # step -> groups in training order
         self.drop_reasons: Counter[str] = Counter()
+        self.requeue_reasons: Counter[str] = Counter()
         self.last_committed_step: int | None = None
         self._live: dict[int, State] = {}
         self._counts: Counter[State] = Counter()
@@ -69,8 +70,13 @@ class Ledger:
     def requeue(self, group_index: int) -> None:
         """reserved -> waiting"""
         self._require(group_index, "requeue", State.RESERVED)
-        self._set(group_index, State.WAITING)
-        heapq.heappush(self._waiting, group_index)
+        self._wait(group_index)
+
+    def send_back(self, group_index: int, reason: str) -> None:
+        """generated -> waiting; counted under `reason`."""
+        self._require(group_index, "send back", State.GENERATED)
+        self._wait(group_index)
+        self.requeue_reasons[reason] += 1
 
     def generate(self, group_index: int) -> None:
         """reserved -> generated"""
@@ -121,8 +127,9 @@ class Ledger:
         return len(self._dropped) if state is State.DROPPED else self._counts[state]
 
     def counts(self) -> dict[str, int]:
-        """Groups per state, and per reason as `dropped/<reason>`."""
+        """Groups per state, and per reason as `dropped/<reason>` and `requeued/<reason>`."""
         reasons = {f"dropped/{reason}": count for reason, count in sorted(self.drop_reasons.items())}
+        reasons |= {f"requeued/{reason}": count for reason, count in sorted(self.requeue_reasons.items())}
         return {state.value: self.count(state) for state in State} | reasons
 
     def state_dict(self) -> dict[str, Any]:
@@ -135,6 +142,7 @@ class Ledger:
             "committed": self._committed.to_list(),
             "dropped": self._dropped.to_list(),
             "drop_reasons": dict(self.drop_reasons),
+            "requeue_reasons": dict(self.requeue_reasons),
             "last_committed_step": self.last_committed_step,
         }
 
@@ -143,6 +151,7 @@ class Ledger:
         self.__init__()
         self.next_group_index = int(state["next_group_index"])
         self.drop_reasons = Counter(state["drop_reasons"])
+        self.requeue_reasons = Counter(state["requeue_reasons"])
         self.last_committed_step = state["last_committed_step"]
         self._committed, self._dropped = RangeSet(state["committed"]), RangeSet(state["dropped"])
         becomes = {State.RESERVED: State.WAITING, State.ADMITTED: State.GENERATED}
@@ -161,6 +170,10 @@ class Ledger:
             self._counts[before] -= 1
         self._live[group_index] = state
         self._counts[state] += 1
+
+    def _wait(self, group_index: int) -> None:
+        self._set(group_index, State.WAITING)
+        heapq.heappush(self._waiting, group_index)
 
     def _forget(self, group_index: int) -> None:
         self._counts[self._live.pop(group_index)] -= 1

@@ -11,15 +11,15 @@ step again.
 from __future__ import annotations
 
 import copy
-import heapq
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from slime_rl.buffer.filters import GroupSummary, Ranking, summarise
 from slime_rl.buffer.ledger import Ledger, State
 from slime_rl.buffer.packed import PackedGroups
 from slime_rl.buffer.payloads import PayloadStore
 from slime_rl.buffer.policies import BUFFER_FILTERS
+from slime_rl.buffer.ranked import RankedGroups
 from slime_rl.config import Config
 from slime_rl.data.codec import decode, encode
 from slime_rl.protocols import BufferFilter, PromptSource
@@ -46,7 +46,8 @@ class LedgerBuffer:
         folder = config.buffer.buffer_spill_dir or str(config.run_dir / "buffer_spill")
         self.payloads = PayloadStore(config.buffer.buffer_memory_bytes, Path(folder))
         self._records: dict[int, _Record] = {}
-        self._ranked: list[tuple[Any, int]] = []  # heap over the generated groups when the filter is a Ranking
+        self._ranked = RankedGroups()  # the generated groups, when the filter is a Ranking
+        self._by_version = RankedGroups()  # the generated groups that a model sampled, oldest token first
         self._promised: dict[int, list[int]] = {}  # step -> groups that it had taken when the state was saved
 
     def reserve(self, num_groups: int) -> list[Group]:
@@ -85,7 +86,20 @@ class LedgerBuffer:
 
     def drop(self, group: Group, reason: str) -> None:
         self.ledger.drop(group.group_index, reason)
+        self._leave(group.group_index)
         self._release(group.group_index)
+
+    def expire(self, min_version: int, action: Literal["drop", "requeue"]) -> int:
+        expired = self._by_version.pop_below(min_version)
+        for group_index in expired:
+            if action == "drop":
+                self.ledger.drop(group_index, "stale")
+                self._release(group_index)
+            else:
+                self.ledger.send_back(group_index, "stale")
+                self.payloads.remove(group_index)
+            self._leave(group_index)
+        return len(expired)
 
     def take(self, step: int, num_groups: int) -> list[Group]:
         taken = self.ledger.admitted.get(step)
@@ -93,6 +107,8 @@ class LedgerBuffer:
             groups = self._choose(step, num_groups)
             self.ledger.admit(step, [group.group_index for group in groups])
             self._promised.pop(step, None)
+            for group in groups:
+                self._leave(group.group_index)
             return groups
         if len(taken) != num_groups:
             raise ValueError(f"step {step} has taken {len(taken)} groups before, now {num_groups} are asked for")
@@ -147,7 +163,7 @@ class LedgerBuffer:
         self._records = {i: _Record(*row) for i, row in zip(indices, zip(*columns, strict=True), strict=True)}
         self._promised = {int(step): list(groups) for step, groups in state["promised"]}
         self.payloads.load(PackedGroups.from_jsonable(state["payloads"]))
-        self._ranked = []
+        self._ranked, self._by_version = RankedGroups(), RankedGroups()
         generated = self.ledger.in_state(State.GENERATED)
         for at in range(0, len(generated), 256):
             for group in self.payloads.get_many(generated[at : at + 256]):
@@ -176,7 +192,16 @@ class LedgerBuffer:
 
     def _enter(self, summary: GroupSummary) -> None:
         if isinstance(self.filter, Ranking):
-            heapq.heappush(self._ranked, (self.filter.key(summary), summary.group_index))
+            self._ranked.add(summary.group_index, self.filter.key(summary))
+        if summary.oldest_version >= 0:
+            self._by_version.add(summary.group_index, summary.oldest_version)
+
+    def _leave(self, group_index: int) -> None:
+        """The group is no longer one of those that may be taken."""
+        self._ranked.discard(group_index)
+        self._by_version.discard(group_index)
+        if self._promised:  # after a resume only
+            self._promised = {step: groups for step, groups in self._promised.items() if group_index not in groups}
 
     def _release(self, group_index: int) -> None:
         self.payloads.remove(group_index)
@@ -195,24 +220,9 @@ class LedgerBuffer:
             self._promised.clear()
             spoken_for.clear()
         if isinstance(self.filter, Ranking):
-            return self._objects(self._pop_ranked(num_groups, spoken_for))
+            return self._objects(self._ranked.first(num_groups, spoken_for))
         candidates = [i for i in self.ledger.in_state(State.GENERATED) if i not in spoken_for]
         return self._apply_filter(step, candidates, num_groups)
-
-    def _pop_ranked(self, num_groups: int, spoken_for: set[int]) -> list[int]:
-        chosen: list[int] = []
-        aside: list[tuple[Any, int]] = []
-        while len(chosen) < num_groups:
-            entry = heapq.heappop(self._ranked)
-            if self.ledger.state_of(entry[1]) is not State.GENERATED:
-                continue  # dropped since it was ranked
-            if entry[1] in spoken_for:
-                aside.append(entry)
-            else:
-                chosen.append(entry[1])
-        for entry in aside:
-            heapq.heappush(self._ranked, entry)
-        return chosen
 
     def _apply_filter(self, step: int, candidates: list[int], num_groups: int) -> list[Group]:
         """Let a custom policy choose. It sees every candidate with its tokens, spilled ones read from disk."""

@@ -9,7 +9,7 @@ from slime_rl.types import Group
 
 def test_the_ledger_buffer_keeps_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ledger"]) == 0
-    assert capsys.readouterr().out.endswith("10 of 10 behaviours\n")
+    assert capsys.readouterr().out.endswith("11 of 11 behaviours\n")
 
 
 class Forgetful(LedgerBuffer):

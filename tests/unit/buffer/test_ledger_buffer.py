@@ -234,3 +234,35 @@ def test_a_generated_group_may_be_dropped_when_it_got_too_old(tmp_path: Path) ->
     buffer.drop(groups[0], "stale")
     assert indices(buffer.take(0, 2)) == [1, 2]
     assert buffer.counts()["dropped/stale"] == 1
+
+
+def test_a_group_that_was_requeued_for_its_age_is_generated_anew_and_trains_once(tmp_path: Path) -> None:
+    buffer = make_buffer(tmp_path)
+    for group in buffer.reserve(3):
+        buffer.admit(fill(group))  # version 4
+    assert buffer.expire(5, "requeue") == 3
+    assert buffer.counts()["requeued/stale"] == 3 and len(buffer) == 0
+    again = buffer.reserve(4)
+    assert indices(again) == [0, 1, 2, 3]
+    assert [group.attempts for group in again] == [0, 0, 0, 0]
+    for group in again:
+        for sample in fill(group).samples:
+            sample.weight_versions = [5] * sample.response_length
+        buffer.admit(group)
+    assert buffer.expire(5, "drop") == 0
+    assert indices(buffer.take(0, 3)) == [0, 1, 2]
+    assert indices(buffer.take(1, 1)) == [3]
+
+
+def test_a_step_that_had_taken_groups_which_expired_takes_others(tmp_path: Path) -> None:
+    flags = ("--rollout-ahead", "1")
+    buffer = make_buffer(tmp_path, *flags)
+    for number, group in enumerate(buffer.reserve(4)):
+        for sample in fill(group).samples:
+            sample.weight_versions = [number] * sample.response_length
+        buffer.admit(group)
+    buffer.take(0, 2)
+    resumed = resume(tmp_path, buffer, *flags)
+    assert resumed.expire(1, "drop") == 1
+    assert indices(resumed.take(0, 2)) == [1, 2]
+    assert resumed.counts()["dropped/stale"] == 1
