@@ -27,6 +27,7 @@ from slime_rl.rollout.generate import append_generation
 from slime_rl.trainer.worker import TrainWorker
 from slime_rl.types import Group, Sample
 
+MAX_PROMPT_TOKENS = 48
 
 def make_config(args: argparse.Namespace, folder: Path) -> Config:
     (folder / "prompts.jsonl").write_text('{"prompt": "unused", "label": "unused"}\n')
@@ -34,7 +35,8 @@ def make_config(args: argparse.Namespace, folder: Path) -> Config:
         [
             *("--hf-checkpoint", args.model_dir, "--prompt-data", str(folder / "prompts.jsonl")),
             *("--run-dir", str(folder / "run"), "--train-dtype", args.dtype),
-            *("--max-response-len", str(args.new_tokens), "--old-log-probs", "recompute"),
+            *("--max-prompt-len", str(MAX_PROMPT_TOKENS), "--max-response-len", str(args.new_tokens)),
+            *("--old-log-probs", "recompute"),
         ]
     )
 
@@ -42,7 +44,7 @@ def make_config(args: argparse.Namespace, folder: Path) -> Config:
 def random_prompts(model_dir: str, count: int, seed: int) -> list[list[int]]:
     vocabulary = json.loads((Path(model_dir) / "config.json").read_text())["vocab_size"]
     source = random.Random(seed)
-    return [[source.randrange(4, vocabulary) for _ in range(source.randrange(4, 48))] for _ in range(count)]
+    return [[source.randrange(4, vocabulary) for _ in range(source.randrange(4, MAX_PROMPT_TOKENS))] for _ in range(count)]
 
 
 async def sample(url: str, prompts: list[list[int]], new_tokens: int) -> list[Group]:
