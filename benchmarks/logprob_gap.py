@@ -29,6 +29,7 @@ from slime_rl.types import Group, Sample
 
 MAX_PROMPT_TOKENS = 48
 
+
 def make_config(args: argparse.Namespace, folder: Path) -> Config:
     (folder / "prompts.jsonl").write_text('{"prompt": "unused", "label": "unused"}\n')
     return parse_config(
@@ -44,7 +45,9 @@ def make_config(args: argparse.Namespace, folder: Path) -> Config:
 def random_prompts(model_dir: str, count: int, seed: int) -> list[list[int]]:
     vocabulary = json.loads((Path(model_dir) / "config.json").read_text())["vocab_size"]
     source = random.Random(seed)
-    return [[source.randrange(4, vocabulary) for _ in range(source.randrange(4, MAX_PROMPT_TOKENS))] for _ in range(count)]
+    return [
+        [source.randrange(4, vocabulary) for _ in range(source.randrange(4, MAX_PROMPT_TOKENS))] for _ in range(count)
+    ]
 
 
 async def sample(url: str, prompts: list[list[int]], new_tokens: int) -> list[Group]:
