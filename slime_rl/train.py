@@ -4,7 +4,8 @@
                  ▲                                                                                            │
                  └────────────────────────── commit: these groups have trained ◄──────────────────────────────┘
 
-`python -m slime_rl.train --help` lists every flag. `--rollout-ahead 0` is synchronous, 1 is one step off.
+`python -m slime_rl.train --help` lists every flag. `--rollout-ahead 0` is synchronous, 1 is one step off, and
+`--fully-async` generates without pause within `--max-staleness`; the loop is the same.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ class Run:
         with self.timer.phase("sync"):
             report = self.cluster.sync_weights(version)
         self.engine_version = version
+        self.cluster.rollout.weights_are(version)
         return report
 
     @property

@@ -103,8 +103,9 @@ class Group:
 
     @property
     def oldest_version(self) -> int | None:
-        """Lowest weight version that sampled any token of the group; None before generation."""
-        versions = [v for s in self.samples for v in s.weight_versions if v >= 0]
+        """Lowest weight version that sampled a token of the group's loss; None before generation."""
+        in_loss = (zip(s.weight_versions, s.loss_mask, strict=True) for s in self.samples)
+        versions = [version for pairs in in_loss for version, trained in pairs if trained and version >= 0]
         return min(versions) if versions else None
 
 

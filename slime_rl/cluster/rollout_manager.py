@@ -1,12 +1,13 @@
 """The rollout side's brain, one Ray actor: owns buffer, prompt source, rollout tasks and evaluation.
 
-submit_through(s) ──► one task a step, in order ──► take(s): a batch per data-parallel rank, and metrics
-                                                     commit(s): the optimizer has used it
+submit_through(s), weights_are(v) ──► production ──► take(s): a batch per data-parallel rank, and metrics
+                                                      commit(s): the optimizer has used it
+
+Production is SteppedProduction (synchronous, --rollout-ahead) or ContinuousProduction (--fully-async).
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from slime_rl.data.rendering import load_tokenizer
 from slime_rl.observability.metrics import summarise_samples
 from slime_rl.protocols import DataBuffer, LengthLimited, PromptSource
 from slime_rl.rollout.client import EngineClient
+from slime_rl.rollout.continuous import ContinuousProduction
 from slime_rl.rollout.evaluation import Evaluator
 from slime_rl.rollout.extra_metrics import LOG_FUNCTIONS, extra_metrics
 from slime_rl.rollout.group_loop import ROLLOUT_FUNCTIONS, rollout_function_name
@@ -30,7 +32,10 @@ from slime_rl.rollout.groups import GroupRunner, encode_prompt
 from slime_rl.rollout.rewards import FENCED_MODULES
 from slime_rl.rollout.rewards.fence import ProcessFence, use_fence
 from slime_rl.rollout.runtime import RolloutRuntime, use_runtime
-from slime_rl.types import Prompt, RolloutOutput, Sample
+from slime_rl.rollout.stepped import SteppedProduction
+from slime_rl.types import Prompt, Sample
+
+Production = SteppedProduction | ContinuousProduction
 
 
 class RolloutManager:
@@ -38,8 +43,8 @@ class RolloutManager:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.tasks: dict[int, asyncio.Task[RolloutOutput]] = {}
         self.next_step = 0
+        self.running: Production | None = None  # from the first request for a step on
         self.opened: DataBuffer | None = None  # None until prepared, and when only evaluating
         self.runtime: RolloutRuntime | None = None
         self.fence: ProcessFence | None = None
@@ -80,18 +85,27 @@ class RolloutManager:
             client = EngineClient(router_url, max_in_flight=slots, timeout_s=self.config.rollout.request_timeout_s)
         self.runtime = RolloutRuntime(client=client, tokenizer=self.tokenizer)
 
+    @property
+    def production(self) -> Production:
+        """Begins with the first use, when buffer and client are ready and a checkpoint is loaded."""
+        if self.running is None:
+            with self._scope():  # inherited by the tasks that production starts
+                if self.config.asynchrony.fully_async:
+                    self.running = ContinuousProduction(self.config, self.buffer, self.next_step)
+                else:
+                    function = self.rollout_function
+                    self.running = SteppedProduction(self.config, self.buffer, function, self.next_step)
+        return self.running
+
     async def submit_through(self, step: int) -> None:
         """Have every step up to `step` produced, in order; returns at once."""
-        while self.next_step <= min(step, self.config.train.num_steps - 1):
-            previous = self.tasks.get(self.next_step - 1)
-            self.tasks[self.next_step] = asyncio.create_task(self._produce(self.next_step, previous))
-            self.next_step += 1
-
-    async def _produce(self, step: int, previous: asyncio.Task[RolloutOutput] | None) -> RolloutOutput:
-        if previous is not None:
-            await previous
         with self._scope():
-            return await self.rollout_function(self.config, step, self.buffer)
+            self.production.submit_through(step)
+
+    async def weights_are(self, version: int) -> None:
+        """The engines serve the weights of `version` from now on."""
+        if self.opened is not None:
+            self.production.weights_are(version)
 
     async def take(self, step: int) -> dict[str, Any]:
         """Wait until `step` is produced. Answers `shards` (one batch reference per data-parallel rank), `metrics`,
@@ -100,7 +114,8 @@ class RolloutManager:
         Raises whatever made the step's production fail.
         """
         started = time.monotonic()
-        output = await self.tasks.pop(step)
+        with self._scope():
+            output = await self.production.take(step)
         waited = time.monotonic() - started
         samples = [sample for group in output.groups for sample in group.samples]
         batch = rollout_batch_from_groups(output.groups, step, step, self.config.train.num_updates_per_rollout)
@@ -140,9 +155,8 @@ class RolloutManager:
 
     async def close(self) -> None:
         """Cancel what runs, end the reward processes, close the client."""
-        for task in self.tasks.values():
-            task.cancel()
-        await asyncio.gather(*self.tasks.values(), return_exceptions=True)  # cancelled: outcomes no longer matter
+        if self.running is not None:
+            await self.running.close()
         if self.opened is not None:
             self.opened.close()
         if self.fence is not None:
@@ -158,8 +172,13 @@ class RolloutManager:
 
 
 def staleness(samples: list[Sample], step: int) -> dict[str, float]:
-    """Age of the tokens that train in `step`, in weight versions: mean over tokens, and the oldest."""
-    ages = [step - version for sample in samples for version in sample.weight_versions if version >= 0]
+    """Age of the tokens that are trained on in `step`, in weight versions: mean over tokens, and the oldest."""
+    ages = [
+        step - version
+        for sample in samples
+        for version, trained in zip(sample.weight_versions, sample.loss_mask, strict=True)
+        if trained and version >= 0
+    ]
     if not ages:
         return {}
     return {"rollout/staleness_mean": sum(ages) / len(ages), "rollout/staleness_max": float(max(ages))}

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slime_rl.config.algorithm import AlgorithmConfig
+from slime_rl.config.asynchrony import AsynchronyConfig
 from slime_rl.config.checks import check, check_data_files
 from slime_rl.config.cluster import ClusterConfig, ParallelConfig
 from slime_rl.config.flags import StrictParser, add_dataclass, build, split_passthrough
@@ -36,6 +37,7 @@ class Config:
     data: DataConfig
     sampling: SamplingConfig
     rollout: RolloutConfig
+    asynchrony: AsynchronyConfig
     buffer: BufferConfig
     reward: RewardConfig
     evaluation: EvalConfig
@@ -55,6 +57,7 @@ class Config:
         )
         self._check_data()
         self._check_algorithm()
+        self._check_asynchrony()
         check(
             self.train.samples_per_update >= self.data_parallel_size,
             "--train-num-workers",
@@ -89,6 +92,24 @@ class Config:
                 "--overlong-buffer-len",
                 f"must be <= --max-response-len ({self.sampling.max_response_len})",
                 self.algorithm.overlong_buffer_len,
+            )
+
+    def _check_asynchrony(self) -> None:
+        options, samples = self.asynchrony, self.train.n_samples_per_prompt
+        minimum = options.min_samples_per_group
+        if minimum is not None:
+            check(
+                minimum <= samples, "--min-samples-per-group", f"must be <= --n-samples-per-prompt ({samples})", minimum
+            )
+        if options.fully_async:
+            ahead, function = self.rollout.rollout_ahead, self.rollout.rollout_function_path
+            check(ahead == 0, "--rollout-ahead", "must be 0 with --fully-async", ahead)
+            check(self.train.loss == "policy", "--fully-async", "needs --loss policy", self.train.loss)
+            check(
+                function in ("auto", "group_loop"),
+                "--rollout-function-path",
+                "works step by step, so it cannot be chosen with --fully-async",
+                function,
             )
 
     @property

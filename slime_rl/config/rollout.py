@@ -117,9 +117,9 @@ class BufferConfig:
     buffer_path: str = "ledger"
     """The buffer itself: ledger, or package.module:Class."""
 
-    buffer_filter_path: str = "oldest_first"
-    """Which generated groups train next: oldest_first, freshest_first, stalest_first, by_reward_variance, or
-    package.module:name."""
+    buffer_filter_path: str = "stalest_first"
+    """Which generated groups train next: stalest_first (oldest weights, then drawn first), oldest_first,
+    freshest_first, by_reward_variance, or package.module:name."""
 
     dynamic_filter_path: str | None = flag(None, aliases=("--dynamic-sampling-filter-path",))
     """Which complete groups may train at all: nonzero_std, reward_band, not_all_truncated, or package.module:name."""

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 import uuid
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 import aiohttp
 
+from slime_rl.rollout.scope import SampleScope, current_scope
 from slime_rl.rollout.versions import token_versions
+
+ABORT_TIMEOUT_S = 5.0  # an engine that takes longer to hear of an abort is gone; its requests end with the connection
+WORKERS_AGE_S = 5.0  # an engine that joined later has none of the requests to abort yet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +33,9 @@ class Generation:
     num_cached_tokens: int
 
 
+NOTHING = Generation(tokens=[], log_probs=[], versions=[], text="", finish_reason="abort", num_cached_tokens=0)
+
+
 class EngineClient:
     """HTTP client of the router (or of one engine).
 
@@ -38,6 +48,7 @@ class EngineClient:
         self.timeout_s = timeout_s
         self.num_retries = 0
         self._slots = asyncio.Semaphore(max_in_flight)
+        self._workers: tuple[float, list[str]] = (-math.inf, [])  # when they were asked for, the engines' URLs
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
         )
@@ -58,15 +69,68 @@ class EngineClient:
             ValueError: the engine refused the request (4xx) or its answer does not fit together.
             TimeoutError: no answer within `timeout_s`, retries included; names the last failure.
         """
+        scope = current_scope()
+        async with self._slots:
+            if scope is None:
+                return await self._generate(uuid.uuid4().hex, input_ids, sampling_params)
+            if scope.interrupted:
+                return NOTHING
+            if scope.started_at is None:
+                scope.started_at = asyncio.get_running_loop().time()
+            return await self._generate_in(scope, input_ids, sampling_params)
+
+    async def _generate_in(
+        self, scope: SampleScope, input_ids: list[int], sampling_params: dict[str, Any]
+    ) -> Generation:
+        request_id = uuid.uuid4().hex
+        scope.requests.add(request_id)
+        try:
+            return await self._generate(request_id, input_ids, sampling_params)
+        finally:
+            scope.requests.discard(request_id)
+
+    async def _generate(self, request_id: str, input_ids: list[int], sampling_params: dict[str, Any]) -> Generation:
         body = {
-            "rid": uuid.uuid4().hex,
+            "rid": request_id,
             "input_ids": input_ids,
             "sampling_params": sampling_params,
             "return_logprob": True,
             "stream": False,
         }
-        async with self._slots:
-            return _generation(await self._post("/generate", body))
+        return _generation(await self._post("/generate", body))
+
+    async def abort(self, request_ids: Iterable[str]) -> None:
+        """Have the engines end these requests, each of which is then answered with what it has.
+
+        The router does not say which engine has a request, so every engine is told. One that does not listen is
+        passed over: whoever interrupts also bounds the wait.
+        """
+        bodies = [{"rid": request_id} for request_id in request_ids]
+        if bodies:
+            workers = await self._worker_urls()
+            await asyncio.gather(*(self._tell(url + "/abort_request", body) for url in workers for body in bodies))
+
+    async def _worker_urls(self) -> list[str]:
+        """The engines behind the router; ourselves where we talk to a single engine."""
+        asked_at, urls = self._workers
+        now = time.monotonic()
+        if now - asked_at > WORKERS_AGE_S:
+            urls = [self.url]
+            try:
+                timeout = aiohttp.ClientTimeout(total=ABORT_TIMEOUT_S)
+                async with self._session.get(self.url + "/workers", timeout=timeout) as answer:
+                    if answer.status == 200:
+                        urls = [worker["url"].rstrip("/") for worker in (await answer.json())["workers"]]
+            except (aiohttp.ClientError, TimeoutError):
+                return urls  # asked again next time
+            self._workers = (now, urls)
+        return urls
+
+    async def _tell(self, url: str, body: dict[str, Any]) -> None:
+        timeout = aiohttp.ClientTimeout(total=ABORT_TIMEOUT_S)
+        with suppress(aiohttp.ClientError, TimeoutError):
+            async with self._session.post(url, json=body, timeout=timeout) as answer:
+                await answer.read()
 
     async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         deadline, pause, last = time.monotonic() + self.timeout_s, 0.1, "no attempt was made"
@@ -93,16 +157,19 @@ def _generation(answer: dict[str, Any]) -> Generation:
     meta = answer["meta_info"]
     tokens = answer["output_ids"]
     log_probs = [entry[0] for entry in meta.get("output_token_logprobs") or []]
+    reason = meta.get("finish_reason") or {}
+    kind = reason.get("type", "abort") if isinstance(reason, dict) else str(reason)
+    if kind == "abort" and not log_probs:
+        return NOTHING  # ended while it waited for its turn
     if len(log_probs) != len(tokens):
         raise ValueError(
             f"engine answered {len(tokens)} tokens but {len(log_probs)} log-probs; its meta_info has {sorted(meta)}"
         )
-    reason = meta.get("finish_reason") or {}
     return Generation(
         tokens=tokens,
         log_probs=log_probs,
         versions=token_versions(meta, len(tokens)),
         text=answer.get("text", ""),
-        finish_reason=reason.get("type", "abort") if isinstance(reason, dict) else str(reason),
+        finish_reason=kind,
         num_cached_tokens=meta.get("cached_tokens", 0),
     )

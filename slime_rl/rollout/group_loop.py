@@ -3,20 +3,20 @@
 Consumes waiting prompts, produces admitted groups. It waits for the engines' answers and the rewards; it ends when
 `rollout_batch_size` groups are generated, when --max-sampling-rounds is used up, or with the first error.
 
-    reserve ──► run every group at once ──► kept: admit · filtered: drop(reason) · surplus still running: requeue
+    reserve ──► run every group at once (InFlight) ──► enough: surplus still running goes back to the buffer ──► take
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
 
 from slime_rl.config import Config
 from slime_rl.protocols import DataBuffer, RolloutFunction
 from slime_rl.registry import ExtensionPoint
-from slime_rl.rollout.generate import train_sampling_params
-from slime_rl.rollout.groups import GroupRunner, reset
-from slime_rl.types import Group, RolloutOutput
+from slime_rl.rollout.groups import GroupRunner
+from slime_rl.rollout.in_flight import InFlight
+from slime_rl.rollout.runtime import current_runtime
+from slime_rl.types import RolloutOutput
 
 ROLLOUT_FUNCTIONS = ExtensionPoint(
     flag="--rollout-function-path",
@@ -41,58 +41,36 @@ async def group_loop(config: Config, step: int, buffer: DataBuffer) -> RolloutOu
     started = time.monotonic()
     needed = config.train.rollout_batch_size
     runner = GroupRunner(config)
+    flight = InFlight(runner, buffer, current_runtime().lengths)
     rounds = 0
-    while len(buffer) < needed:
-        rounds += 1
-        if rounds > config.buffer.max_sampling_rounds:
-            raise ValueError(
-                f"step {step}: only {len(buffer)} of {needed} groups after {config.buffer.max_sampling_rounds} rounds "
-                f"(--max-sampling-rounds): {_drops(buffer)}. The filter drops nearly everything: use easier or more "
-                "varied prompts, a higher --rollout-temperature, or another --dynamic-filter-path"
-            )
-        missing = needed - len(buffer)
-        asked = max(missing, config.buffer.over_sampling_batch_size or 0)
-        await _run_round(runner, buffer, buffer.reserve(asked), needed)
+    try:
+        while len(buffer) < needed:
+            rounds += 1
+            if rounds > config.buffer.max_sampling_rounds:
+                raise ValueError(too_many_dropped(config, step, buffer, f"{rounds - 1} rounds"))
+            asked = max(needed - len(buffer), config.buffer.over_sampling_batch_size or 0)
+            flight.start(buffer.reserve(asked), step)
+            while flight and len(buffer) < needed:
+                await flight.settle()
+        await flight.hand_back()
+    finally:
+        await flight.close()
     groups = buffer.take(step, needed)
     metrics = {
         "rollout/seconds": time.monotonic() - started,
         "rollout/reward_seconds": runner.reward_seconds,
         "rollout/sampling_rounds": float(rounds),
+        **flight.metrics(),
     }
     return RolloutOutput(groups=groups, metrics=metrics)
 
 
-async def _run_round(runner: GroupRunner, buffer: DataBuffer, groups: list[Group], needed: int) -> None:
-    """Run `groups` at once; stop early once the buffer holds `needed`, and hand the rest back."""
-    params = train_sampling_params(runner.config)
-    running = {asyncio.create_task(runner.run(group, params)): group for group in groups}
-    try:
-        while running and len(buffer) < needed:
-            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                group = running.pop(task)
-                settle(buffer, group, task.result())
-    finally:
-        await _hand_back(buffer, running)
-
-
-def settle(buffer: DataBuffer, group: Group, reason: str | None) -> None:
-    """Enter a finished group into the ledger: admitted, or dropped for `reason`."""
-    if reason is None:
-        buffer.admit(group)
-    else:
-        buffer.drop(group, reason)
-
-
-async def _hand_back(buffer: DataBuffer, running: dict[asyncio.Task[str | None], Group]) -> None:
-    for task in running:
-        task.cancel()
-    await asyncio.gather(*running, return_exceptions=True)  # cancelled: their outcome no longer matters
-    for group in running.values():
-        reset(group.samples)
-        buffer.requeue(group)
-
-
-def _drops(buffer: DataBuffer) -> str:
+def too_many_dropped(config: Config, step: int, buffer: DataBuffer, spent: str) -> str:
+    """Why a step's groups do not come together, for the user."""
     drops = {k.removeprefix("dropped/"): v for k, v in buffer.counts().items() if k.startswith("dropped/")}
-    return ", ".join(f"{count} dropped for {reason}" for reason, count in sorted(drops.items())) or "none dropped"
+    listed = ", ".join(f"{count} dropped for {reason}" for reason, count in sorted(drops.items())) or "none dropped"
+    return (
+        f"step {step}: only {len(buffer)} of {config.train.rollout_batch_size} groups after {spent} "
+        f"(--max-sampling-rounds): {listed}. The filter drops nearly everything: use easier or more varied prompts, a "
+        "higher --rollout-temperature, or another --dynamic-filter-path"
+    )

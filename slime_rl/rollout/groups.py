@@ -1,6 +1,7 @@
 """One group from prompt to score: tokenise, generate its samples together, reward them, filter.
 
 Group (reserved) ──► prompt tokens ──► generate each sample ──► reward the group ──► filter ──► kept or a reason
+                                              └── interrupted or late ──► without them, or UNFINISHED
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ from slime_rl.protocols import GenerateFunction, GroupFilter, RewardFunction
 from slime_rl.rollout.generate import GENERATE_FUNCTIONS
 from slime_rl.rollout.rewards import REWARDS
 from slime_rl.rollout.runtime import current_runtime
+from slime_rl.rollout.scope import SampleScope, use_scope
 from slime_rl.types import Group, Sample, Status
+
+UNFINISHED = "unfinished"  # verdict on a group that has samples to generate yet: back to the buffer
+FAILED = "failed_samples"  # reason for a group of which too few samples are left
 
 
 @dataclasses.dataclass
@@ -28,6 +33,7 @@ class GroupRunner:
 
     config: Config
     reward_seconds: float = 0.0
+    wasted_tokens: int = 0  # sampled, and never to be trained on
 
     def __post_init__(self) -> None:
         config = self.config
@@ -38,14 +44,21 @@ class GroupRunner:
         path = config.buffer.dynamic_filter_path
         self.filter: GroupFilter | None = DYNAMIC_FILTERS.load(path) if path else None
 
-    async def run(self, group: Group, sampling_params: dict[str, Any]) -> str | None:
+    async def run(
+        self, group: Group, sampling_params: dict[str, Any], scopes: list[SampleScope] | None = None
+    ) -> str | None:
         """Generate and score `group` in place; None keeps it, a string is the reason that it must be dropped for.
 
-        An exception of user code propagates with --rollout-error stop and becomes a reason with drop.
+        UNFINISHED instead says that samples were interrupted or late and that the group cannot do without them.
+        `scopes` is filled with one per sample that is generated, for whoever may want to interrupt them. An exception
+        of user code propagates with --rollout-error stop and becomes a reason with drop.
         """
         group.attempts += 1
         try:
-            await self.generate_samples(group, sampling_params)
+            await self.generate_samples(group, sampling_params, scopes)
+            verdict = self._leave_out_unfinished(group)
+            if verdict is not None:
+                return verdict
             await self.score(group.samples)
         except Exception as error:
             if self.config.rollout.rollout_error == "stop":
@@ -53,19 +66,53 @@ class GroupRunner:
             return f"error_{type(error).__name__}"
         return self.filter(self.config, group.samples) if self.filter else None
 
-    async def generate_samples(self, group: Group, sampling_params: dict[str, Any]) -> None:
-        """Fill every sample of the group; a generate function may turn one sample into several of one episode."""
-        for sample in group.samples:
-            prepare(self.config, sample)
+    async def generate_samples(
+        self, group: Group, sampling_params: dict[str, Any], scopes: list[SampleScope] | None = None
+    ) -> None:
+        """Fill every sample that is not finished; a generate function may turn one into several of one episode.
+
+        Samples that were interrupted come back as they are, or as ABORTED.
+        """
+        scopes = [] if scopes is None else scopes
+        pending: list[tuple[Sample, asyncio.Task[Sample | list[Sample]] | None]] = []
         async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(self._generate_one(sample, dict(sampling_params))) for sample in group.samples]
+            for sample in group.samples:
+                prepare(self.config, sample)
+                left = sampling_params["max_new_tokens"] - sample.response_length
+                if not sample.status.is_finished and left <= 0:
+                    sample.status = Status.TRUNCATED
+                if sample.status.is_finished:
+                    pending.append((sample, None))
+                    continue
+                scope = SampleScope()
+                with use_scope(scope):
+                    params = {**sampling_params, "max_new_tokens": left}
+                    scope.task = tasks.create_task(self._generate_one(sample, params))
+                scopes.append(scope)
+                pending.append((sample, scope.task))
         produced: list[Sample] = []
-        for task in running:
-            result = task.result()
-            produced.extend(result if isinstance(result, list) else [result])
+        for sample, task in pending:
+            if task is None or task.cancelled():
+                produced.append(sample)
+            else:
+                result = task.result()
+                produced.extend(result if isinstance(result, list) else [result])
         for sample in produced:
             _check_generated(self.config, sample)
         group.samples = produced
+
+    def _leave_out_unfinished(self, group: Group) -> str | None:
+        """Take late and failed samples out of the group where it can do without them; else say what it must do."""
+        finished = [sample for sample in group.samples if sample.status.is_finished]
+        if len(finished) == len(group.samples):
+            return None
+        failed = [sample for sample in group.samples if sample.status is Status.FAILED]
+        minimum = self.config.asynchrony.min_samples_per_group
+        if minimum is not None and len(finished) >= minimum:
+            self.wasted_tokens += sum(s.response_length for s in group.samples if not s.status.is_finished)
+            group.samples = finished
+            return None
+        return FAILED if failed else UNFINISHED
 
     async def score(self, samples: list[Sample]) -> None:
         """Set `reward` (and `reward_info`) of every sample."""
@@ -78,8 +125,12 @@ class GroupRunner:
         set_rewards(self.config, samples, values)
 
     async def _generate_one(self, sample: Sample, sampling_params: dict[str, Any]) -> Sample | list[Sample]:
+        had = sample.response_length
         try:
-            return await self.generate(self.config, sample, sampling_params)
+            result = await self.generate(self.config, sample, sampling_params)
+            if had and self.config.asynchrony.mask_offpolicy_in_partial_rollout:
+                mask_older(sample, had)
+            return result
         except (ValueError, TimeoutError):
             raise  # the engine's answer or the client's deadline; already explained
         except Exception as error:
@@ -107,12 +158,22 @@ def encode_prompt(
     return render_prompt(tokenizer, prompt, config.data.apply_chat_template, metadata.get("tools"))
 
 
-def reset(samples: list[Sample]) -> None:
-    """Back to the bare prompt, for a group that is generated again."""
+def mask_older(sample: Sample, num_tokens: int) -> None:
+    """Leave those of the first `num_tokens` response tokens out of the loss that older weights sampled."""
+    newest = max(sample.weight_versions[num_tokens:], default=-1)
+    for i, version in enumerate(sample.weight_versions[:num_tokens]):
+        if 0 <= version < newest:
+            sample.loss_mask[i] = 0
+
+
+def reset(samples: list[Sample]) -> int:
+    """Back to the bare prompt, for a group that is generated again; returns the tokens that are lost by it."""
+    lost = sum(sample.response_length for sample in samples)
     for sample in samples:
         sample.tokens = sample.tokens[: sample.prompt_length]
         sample.response, sample.loss_mask, sample.rollout_log_probs, sample.weight_versions = "", [], [], []
         sample.reward, sample.reward_info, sample.status = None, {}, Status.PENDING
+    return lost
 
 
 def set_rewards(config: Config, samples: list[Sample], values: Any) -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from slime_rl.rollout.client import EngineClient
+from slime_rl.rollout.lengths import LengthHistory
 
 _current: ContextVar[RolloutRuntime] = ContextVar("rollout_runtime")
 
@@ -21,6 +22,7 @@ _current: ContextVar[RolloutRuntime] = ContextVar("rollout_runtime")
 class RolloutRuntime:
     client: EngineClient | None  # None where no engine runs (--loss sft without evaluation)
     tokenizer: Any  # transformers.PreTrainedTokenizerFast
+    lengths: LengthHistory = field(default_factory=LengthHistory)  # of the responses to each prompt
 
     @property
     def engine(self) -> EngineClient:

@@ -1,0 +1,194 @@
+"""Groups that are being generated: one task each, all owned here, each entered into the ledger when it ends.
+
+    start ──► running ──┬─ kept ───────► buffer.admit
+                        ├─ filtered ───► buffer.drop(reason)
+                        └─ unfinished ─► buffer.requeue, with its tokens (--partial-rollout) or without
+
+A watch keeps --sample-deadline-s and sees to it that what was interrupted ends: aborts at the engines are repeated (one
+may overtake its request), and what does not listen is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Literal
+
+from slime_rl.protocols import DataBuffer
+from slime_rl.rollout.generate import train_sampling_params
+from slime_rl.rollout.groups import UNFINISHED, GroupRunner, reset
+from slime_rl.rollout.lengths import LengthHistory
+from slime_rl.rollout.runtime import current_runtime
+from slime_rl.rollout.scope import SampleScope
+from slime_rl.types import Group, Sample
+
+WATCH_S = 0.2  # between looks at deadlines and interruptions
+GRACE_S = 10.0  # from an interruption to the end of those who do not listen; an abort takes an engine one forward pass
+
+Fate = Literal["keep", "restart", "drop"]
+
+
+@dataclass(eq=False)
+class Flight:
+    """One group under way."""
+
+    group: Group
+    version: int  # no token of this attempt or of earlier ones that were kept is older
+    originals: list[Sample]  # as reserved; a generate function may put others in their place
+    scopes: list[SampleScope] = field(default_factory=list)
+    fate: Fate = "keep"  # what becomes of it when it ends unfinished
+    surplus: bool = False  # handed back for no fault of its own
+    interrupted_at: float | None = None
+
+
+class InFlight:
+    """See the picture above. Used by one task, whose end must be followed by `close`."""
+
+    def __init__(self, runner: GroupRunner, buffer: DataBuffer, history: LengthHistory | None = None) -> None:
+        self.runner, self.buffer = runner, buffer
+        self.options = runner.config.asynchrony
+        self.history = history or LengthHistory()
+        self.flights: dict[asyncio.Task[str | None], Flight] = {}
+        self.on_admit: Callable[[Group], None] = lambda group: None
+        self.num_interrupted = 0
+        self._params = train_sampling_params(runner.config)
+        self._watch: asyncio.Task[None] | None = None
+        self._ended: list[asyncio.Task[str | None]] = []
+        self._woken = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self.flights)
+
+    def start(self, groups: Iterable[Group], version: int) -> None:
+        """Begin `groups`, whose new tokens are sampled by `version` or later weights."""
+        groups = list(groups)
+        if self.options.rollout_order == "longest_first":
+            groups = self.history.longest_first(groups)
+        for group in groups:
+            oldest = group.oldest_version
+            flight = Flight(group, version if oldest is None else min(oldest, version), list(group.samples))
+            task = asyncio.create_task(self.runner.run(group, self._params, flight.scopes))
+            task.add_done_callback(self._end)
+            self.flights[task] = flight
+        if self.options.sample_deadline_s is not None:
+            self._ensure_watch()
+
+    async def settle(self, timeout_s: float | None = None) -> None:
+        """Wait until at least one group has ended, or `wake`, and enter all that have into the ledger.
+
+        Raises what a group's task raised.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._woken.wait()
+        self._woken.clear()
+        while self._ended:
+            task = self._ended.pop()
+            self._enter(self.flights.pop(task), UNFINISHED if task.cancelled() else task.result())
+
+    def wake(self) -> None:
+        """Let `settle` return."""
+        self._woken.set()
+
+    def _end(self, task: asyncio.Task[str | None]) -> None:
+        self._ended.append(task)
+        self._woken.set()
+
+    def _enter(self, flight: Flight, verdict: str | None) -> None:
+        group = flight.group
+        if verdict is None:
+            self.history.record(group)
+            self.buffer.admit(group)
+            self.on_admit(group)
+        elif verdict != UNFINISHED:
+            self.buffer.drop(group, verdict)
+        else:
+            self._give_back(flight)
+
+    def _give_back(self, flight: Flight) -> None:
+        group = flight.group
+        self.num_interrupted += 1
+        if flight.surplus:
+            group.attempts -= 1
+        exhausted = not flight.surplus and group.attempts >= self.options.max_group_attempts
+        if flight.fate == "drop" or exhausted:
+            self.runner.wasted_tokens += sum(sample.response_length for sample in group.samples)
+            self.buffer.drop(group, "over_age" if flight.fate != "keep" else "late_samples")
+            return
+        if flight.fate == "restart" or not self.options.partial_rollout:
+            self.runner.wasted_tokens += sum(sample.response_length for sample in group.samples)
+            group.samples = flight.originals
+            reset(group.samples)
+        self.buffer.requeue(group)
+
+    def metrics(self) -> dict[str, float]:
+        """Counts since the last call."""
+        counts = {
+            "rollout/interrupted_groups": float(self.num_interrupted),
+            "rollout/wasted_tokens": float(self.runner.wasted_tokens),
+        }
+        self.num_interrupted = self.runner.wasted_tokens = 0
+        return counts
+
+    async def interrupt(self, flights: Iterable[Flight], *, fate: Fate = "keep", surplus: bool = False) -> None:
+        """Have these groups end soon; `settle` enters them like any other."""
+        now = asyncio.get_running_loop().time()
+        for flight in flights:
+            flight.fate, flight.surplus, flight.interrupted_at = fate, surplus, now
+            for scope in flight.scopes:
+                scope.interrupt(now)
+        await self._abort_interrupted()
+        self._ensure_watch()
+
+    async def hand_back(self) -> None:
+        """Interrupt all that run and put them back into the buffer; what finishes on the way is admitted."""
+        await self.interrupt(self.flights.values(), surplus=True)
+        while self.flights:
+            for task, flight in self.flights.items():
+                if not any(scope.is_running for scope in flight.scopes) and not task.done():
+                    task.cancel()  # generated: a slow judge is not waited for
+            await self.settle(WATCH_S)
+
+    async def close(self) -> None:
+        """Cancel everything; groups that were running stay reserved. For the end of a run or after an error."""
+        tasks: list[asyncio.Task[str | None] | asyncio.Task[None]] = [*self.flights]
+        if self._watch is not None:
+            tasks.append(self._watch)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)  # cancelled: their outcome no longer matters
+        self.flights.clear()
+
+    def _ensure_watch(self) -> None:
+        if self._watch is None or self._watch.done():
+            self._watch = asyncio.create_task(self._keep_watch())
+
+    async def _keep_watch(self) -> None:
+        """Runs while groups do."""
+        now = asyncio.get_running_loop().time
+        while self.flights:
+            for task, flight in self.flights.items():
+                self._look_at(task, flight, now())
+            await self._abort_interrupted()
+            await asyncio.sleep(WATCH_S)
+
+    def _look_at(self, task: asyncio.Task[str | None], flight: Flight, now: float) -> None:
+        """Interrupt late samples; cancel what was interrupted and has not ended in time."""
+        deadline_s = self.options.sample_deadline_s
+        for scope in flight.scopes:
+            started = scope.started_at
+            if deadline_s is not None and started is not None and scope.is_running and now > started + deadline_s:
+                scope.interrupt(now)
+            if scope.interrupted_at is not None and now > scope.interrupted_at + GRACE_S and scope.task is not None:
+                scope.task.cancel()
+        if flight.interrupted_at is not None and now > flight.interrupted_at + 2 * GRACE_S:
+            task.cancel()
+
+    async def _abort_interrupted(self) -> None:
+        scopes = [scope for flight in self.flights.values() for scope in flight.scopes if scope.interrupted]
+        requests = [request_id for scope in scopes for request_id in scope.requests]
+        client = current_runtime().client
+        if requests and client is not None:
+            await client.abort(requests)

@@ -1,0 +1,33 @@
+"""How long responses to a prompt were, to start the longest first: the last to finish then started early.
+
+Longest-processing-time-first scheduling (Graham, 1969). Nothing is reordered beyond the groups reserved together.
+"""
+
+from __future__ import annotations
+
+from slime_rl.types import Group
+
+DECAY = 0.5  # weight of the newest group of a prompt; policies change, so history fades
+
+
+class LengthHistory:
+    """Mean of the longest response per prompt, fading. A prompt without history counts as the mean of all."""
+
+    def __init__(self) -> None:
+        self._longest: dict[int, float] = {}  # source_index -> tokens
+        self._mean = 0.0
+
+    def record(self, group: Group) -> None:
+        longest = float(max(sample.response_length for sample in group.samples))
+        before = self._longest.get(group.source_index)
+        self._longest[group.source_index] = longest if before is None else before + DECAY * (longest - before)
+        self._mean += (longest - self._mean) / min(len(self._longest), 1000)
+
+    def predict(self, group: Group) -> float:
+        """Expected tokens of the group's longest response that are still to come."""
+        has = max((sample.response_length for sample in group.samples), default=0)
+        return self._longest.get(group.source_index, self._mean) - has
+
+    def longest_first(self, groups: list[Group]) -> list[Group]:
+        """Ties stay in order."""
+        return sorted(groups, key=lambda group: -self.predict(group))

@@ -1,0 +1,209 @@
+"""Production in every mode with the real buffer, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.scripted_rollout import CharTokenizer, ScriptedClient, run_virtual, scripted_config
+from slime_rl.buffer.ledger_buffer import LedgerBuffer
+from slime_rl.buffer.sources import FilePromptSource
+from slime_rl.config import Config
+from slime_rl.rollout.continuous import ContinuousProduction
+from slime_rl.rollout.group_loop import group_loop
+from slime_rl.rollout.runtime import RolloutRuntime, use_runtime
+from slime_rl.rollout.stepped import SteppedProduction
+from slime_rl.types import Group, Sample
+
+BATCH = 4
+SIZES = ("--rollout-batch-size", str(BATCH), "--n-samples-per-prompt", "2", "--num-steps", "12")
+
+
+def drop_every_third(config: Config, group: list[Sample]) -> str | None:
+    return "third" if group[0].group_index % 3 == 0 else None
+
+
+def drop_all(config: Config, group: list[Sample]) -> str | None:
+    return "never_good"
+
+
+def one_in_ten_is_long(input_ids: list[int]) -> int:
+    """20 tokens, or 400, by the prompt's number."""
+    return 400 if int("".join(map(chr, input_ids)).split()[1]) % 10 == 7 else 20
+
+
+class Job:
+    """The main loop's order of calls: submit, take, train, commit, new weights."""
+
+    def __init__(self, config: Config, length_of: Callable[[list[int]], int], train_s: float = 30.0) -> None:
+        self.config, self.train_s = config, train_s
+        self.client = ScriptedClient(length_of, slots=64)
+        self.buffer = LedgerBuffer(config, FilePromptSource(config))
+        self.batches: list[list[Group]] = []
+        self.metrics: list[dict[str, float]] = []
+        self.state: Any = None
+
+    async def run(self, start: int = 0, steps: int | None = None) -> Job:
+        end = self.config.train.num_steps if steps is None else start + steps
+        try:
+            with use_runtime(RolloutRuntime(client=self.client, tokenizer=CharTokenizer())):
+                production: Any
+                if self.config.asynchrony.fully_async:
+                    production = ContinuousProduction(self.config, self.buffer, start)
+                else:
+                    production = SteppedProduction(self.config, self.buffer, group_loop, start)
+                try:
+                    await self._loop(production, start, end)
+                finally:
+                    await production.close()
+        finally:
+            await self.client.close()
+        return self
+
+    async def _loop(self, production: Any, start: int, end: int) -> None:
+        for step in range(start, end):
+            production.submit_through(step + self.config.rollout.rollout_ahead)
+            async with asyncio.timeout(1e6):
+                output = await production.take(step)
+            self.batches.append(output.groups)
+            self.metrics.append(output.metrics)
+            await asyncio.sleep(self.train_s)
+            self.buffer.commit(step)
+            self.client.serve(step + 1)
+            production.weights_are(step + 1)
+            if step + 1 == end:
+                self.state = json.loads(json.dumps(self.buffer.state_dict()))
+
+    def ages(self) -> list[int]:
+        """Of the oldest trained token of each step."""
+        oldest = [
+            min(version for group in groups if (version := group.oldest_version) is not None) for groups in self.batches
+        ]
+        return [step - version for step, version in enumerate(oldest)]
+
+
+def job(
+    tmp_path: Path,
+    *flags: str,
+    length_of: Callable[[list[int]], int] = one_in_ten_is_long,
+    steps: int | None = None,
+) -> Job:
+    async def go() -> Job:
+        return await Job(scripted_config(tmp_path, 200, *SIZES, *flags), length_of).run(steps=steps)
+
+    return run_virtual(go())
+
+
+def content(batches: list[list[Group]]) -> list[list[tuple[int, list[int]]]]:
+    return [[(g.group_index, [s.response_length for s in g.samples]) for g in groups] for groups in batches]
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+def test_staleness_0_gives_the_synchronous_batches(tmp_path: Path, filtered: bool) -> None:
+    flags = ("--dynamic-filter-path", "test_continuous:drop_every_third") if filtered else ()
+    synchronous = job(tmp_path, *flags)
+    continuous = job(tmp_path, *flags, "--fully-async", "--max-staleness", "0")
+    assert content(continuous.batches) == content(synchronous.batches)
+    assert len(continuous.batches) == 12 and set(continuous.ages()) == {0}
+
+
+@pytest.mark.parametrize("bound", [1, 2, 4])
+def test_no_token_is_older_than_the_bound_and_nothing_is_wasted(tmp_path: Path, bound: int) -> None:
+    done = job(tmp_path, "--fully-async", "--max-staleness", str(bound))
+    assert max(done.ages()) == bound
+    assert sum(m["rollout/wasted_tokens"] + m["rollout/over_age_groups"] for m in done.metrics) == 0
+    trained = [g.group_index for groups in done.batches for g in groups]
+    assert len(set(trained)) == 12 * BATCH and max(trained) < (12 + bound) * BATCH
+
+
+def test_weights_change_within_a_response_and_every_token_knows_its_own(tmp_path: Path) -> None:
+    done = job(tmp_path, "--fully-async", "--max-staleness", "4")
+    versions = [s.weight_versions for groups in done.batches for g in groups for s in g.samples]
+    assert all(v == sorted(v) for v in versions)
+    assert max(len(set(v)) for v in versions) == 5
+
+
+def test_training_overlaps_generation(tmp_path: Path) -> None:
+    async def timed(*flags: str) -> float:
+        config = scripted_config(tmp_path, 200, *SIZES, *flags)
+        await Job(config, lambda ids: 30).run()
+        return asyncio.get_running_loop().time()
+
+    synchronous, continuous = run_virtual(timed()), run_virtual(timed("--fully-async", "--max-staleness", "1"))
+    assert synchronous == pytest.approx(12 * 60, rel=0.01)
+    assert continuous == pytest.approx(12 * 30 + 30, rel=0.01)
+
+
+@pytest.mark.parametrize(("action", "counter"), [("drop", "dropped"), ("requeue", "waiting")])
+def test_without_waiting_late_groups_are_interrupted(tmp_path: Path, action: str, counter: str) -> None:
+    done = job(tmp_path, "--fully-async", "--max-staleness", "1", "--no-wait-for-aging", "--over-age", action)
+    assert max(done.ages()) <= 1
+    assert sum(m["rollout/over_age_groups"] for m in done.metrics) > 0
+    assert sum(m["rollout/wasted_tokens"] for m in done.metrics) > 0 and done.client.num_aborted > 0
+    assert done.buffer.counts()[counter] > 0 or action == "requeue"
+    if action == "drop":
+        assert done.buffer.counts()["dropped/over_age"] > 0
+
+
+def test_mask_trains_on_late_groups_without_their_old_tokens(tmp_path: Path) -> None:
+    done = job(tmp_path, "--fully-async", "--max-staleness", "1", "--over-age", "mask")
+    assert max(done.ages()) <= 1
+    assert sum(m["rollout/over_age_tokens"] for m in done.metrics) > 0
+    samples = [s for groups in done.batches for g in groups for s in g.samples]
+    masked = [s for s in samples if 0 in s.loss_mask]
+    assert masked and all(len(s.loss_mask) == 400 for s in masked)
+    assert done.client.num_aborted == 0
+
+
+def test_the_bound_holds_after_a_resume_with_a_smaller_one(tmp_path: Path) -> None:
+    first = job(tmp_path, "--fully-async", "--max-staleness", "6", steps=5)
+    smaller = scripted_config(tmp_path, 200, *SIZES, "--fully-async", "--max-staleness", "1")
+
+    async def resumed() -> Job:
+        second = Job(smaller, one_in_ten_is_long)
+        second.client.serve(5)
+        second.buffer.load_state_dict(first.state)
+        return await second.run(start=5)
+
+    second = run_virtual(resumed())
+    oldest = [min(g.oldest_version or 0 for g in groups) for groups in second.batches]
+    assert len(oldest) == 7 and all(step - version <= 1 for step, version in enumerate(oldest, 5))
+    trained = [g.group_index for groups in [*first.batches, *second.batches] for g in groups]
+    assert len(trained) == len(set(trained))
+    assert sum(m["rollout/over_age_groups"] for m in second.metrics) > 0
+
+
+def test_a_filter_that_drops_everything_ends_the_run(tmp_path: Path) -> None:
+    flags = ("--dynamic-filter-path", "test_continuous:drop_all", "--max-sampling-rounds", "3")
+    for mode in ((), ("--rollout-ahead", "1"), ("--fully-async",)):
+        with pytest.raises(ValueError, match=r"--max-sampling-rounds.*dropped for never_good"):
+            job(tmp_path, *flags, *mode)
+
+
+def test_no_more_groups_run_than_the_engines_hold(tmp_path: Path) -> None:
+    flags = ("--fully-async", "--max-staleness", "8", "--rollout-concurrency", "5")
+    done = job(tmp_path, *flags, "--rollout-num-engines", "2")
+    assert done.client.most_running == 10  # 5 groups of 2 on 2 engines of 5 slots
+
+
+async def raising_reward(config: Config, group: list[Sample]) -> list[float]:
+    if group[0].group_index == 9:
+        raise RuntimeError("judge gone")
+    return [1.0] * len(group)
+
+
+@pytest.mark.parametrize("mode", [(), ("--rollout-ahead", "1"), ("--fully-async",)])
+def test_an_error_in_production_reaches_the_loop(tmp_path: Path, mode: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="raising_reward raised RuntimeError: judge gone"):
+        job(tmp_path, "--reward-function-path", "test_continuous:raising_reward", *mode)
+
+
+def test_an_error_can_drop_the_group_and_is_counted(tmp_path: Path) -> None:
+    flags = ("--reward-function-path", "test_continuous:raising_reward", "--rollout-error", "drop")
+    done = job(tmp_path, *flags, "--fully-async")
+    assert done.buffer.counts()["dropped/error_ValueError"] == 1 and len(done.batches) == 12

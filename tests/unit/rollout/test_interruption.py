@@ -1,0 +1,239 @@
+"""Samples that are interrupted, late or broken: what they keep, what their group does; nothing waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks.scripted_rollout import CharTokenizer, ScriptedClient, run_virtual, scripted_config
+from slime_rl.buffer.ledger_buffer import LedgerBuffer
+from slime_rl.buffer.sources import FilePromptSource
+from slime_rl.config import Config
+from slime_rl.rollout.client import EngineClient
+from slime_rl.rollout.group_loop import group_loop
+from slime_rl.rollout.groups import mask_older
+from slime_rl.rollout.in_flight import GRACE_S
+from slime_rl.rollout.runtime import RolloutRuntime, use_runtime
+from slime_rl.rollout.scope import SampleScope, use_scope
+from slime_rl.types import Group, RolloutOutput, Sample, Status
+
+SIZES = ("--rollout-batch-size", "2", "--n-samples-per-prompt", "2", "--num-steps", "9", "--max-response-len", "1000")
+OVER_SAMPLING = ("--over-sampling-batch-size", "3")
+
+
+def number_of(input_ids: list[int]) -> int:
+    return int("".join(map(chr, input_ids[:8])).split()[1])
+
+
+def prompt_0_is_long(input_ids: list[int]) -> int:
+    """300 tokens after prompt 0, minus what it has already; 20 after others."""
+    return 320 - len(input_ids) if number_of(input_ids) == 0 else 20
+
+
+class Steps:
+    """Synchronous steps on a scripted engine; new weights after each."""
+
+    def __init__(self, tmp_path: Path, *flags: str, length_of: Callable[[list[int]], int] = prompt_0_is_long) -> None:
+        self.config = scripted_config(tmp_path, 50, *SIZES, *flags)
+        self.length_of, self.slots = length_of, 64
+        self.outputs: list[RolloutOutput] = []
+        self.seconds: list[float] = []
+
+    def run(self, num_steps: int) -> Steps:
+        run_virtual(self._run(num_steps))
+        return self
+
+    async def _run(self, num_steps: int) -> None:
+        self.client = ScriptedClient(self.length_of, slots=self.slots)
+        self.buffer = LedgerBuffer(self.config, FilePromptSource(self.config))
+        loop = asyncio.get_running_loop()
+        async with self.client:
+            with use_runtime(RolloutRuntime(client=self.client, tokenizer=CharTokenizer())):
+                for step in range(num_steps):
+                    begin = loop.time()
+                    self.outputs.append(await group_loop(self.config, step, self.buffer))
+                    self.seconds.append(loop.time() - begin)
+                    self.buffer.commit(step)
+                    self.client.serve(step + 1)
+
+    def group(self, index: int) -> Group:
+        found = [group for output in self.outputs for group in output.groups if group.group_index == index]
+        assert len(found) == 1
+        return found[0]
+
+
+def test_surplus_is_aborted_at_the_engine_and_starts_again(tmp_path: Path) -> None:
+    steps = Steps(tmp_path, *OVER_SAMPLING).run(1)
+    assert [g.group_index for g in steps.outputs[0].groups] == [1, 2]
+    assert steps.seconds[0] == pytest.approx(20, abs=1) and steps.client.num_aborted == 2
+    (waiting,) = steps.buffer.reserve(1)
+    assert waiting.group_index == 0 and waiting.attempts == 0
+    assert [s.response_length for s in waiting.samples] == [0, 0]
+    assert steps.outputs[0].metrics["rollout/wasted_tokens"] == pytest.approx(40, abs=2)
+
+
+def test_partial_rollout_continues_with_the_rest_of_the_budget(tmp_path: Path) -> None:
+    steps = Steps(tmp_path, *OVER_SAMPLING, "--partial-rollout")
+    steps.run(9)
+    assert all(output.metrics["rollout/wasted_tokens"] == 0 for output in steps.outputs)
+    assert steps.client.num_aborted >= 8
+    (partial,) = steps.buffer.reserve(1)  # 9 steps of 20 s: 180 of 312 tokens so far
+    assert partial.group_index == 0
+    for sample in partial.samples:
+        assert sample.status is Status.ABORTED and 150 < sample.response_length < 200
+        assert sorted(set(sample.weight_versions)) == list(range(9))
+        assert len(sample.tokens) == sample.prompt_length + sample.response_length == 8 + len(sample.rollout_log_probs)
+
+
+def test_a_continued_sample_never_exceeds_its_budget(tmp_path: Path) -> None:
+    flags = ("--partial-rollout", "--max-response-len", "50")
+    steps = Steps(tmp_path, *OVER_SAMPLING, *flags, length_of=lambda ids: 400 if number_of(ids) == 0 else 20).run(4)
+    samples = steps.group(0).samples
+    assert [s.response_length for s in samples] == [50, 50]
+    assert all(len(set(s.weight_versions)) == 3 for s in samples)
+
+
+def test_older_tokens_of_a_continued_sample_can_be_masked(tmp_path: Path) -> None:
+    flags = ("--partial-rollout", "--mask-offpolicy-in-partial-rollout", "--max-response-len", "50")
+    steps = Steps(tmp_path, *OVER_SAMPLING, *flags, length_of=lambda ids: 400 if number_of(ids) == 0 else 20).run(4)
+    for sample in steps.group(0).samples:
+        newest = max(sample.weight_versions)
+        assert sample.loss_mask == [int(version == newest) for version in sample.weight_versions]
+    assert all(set(s.loss_mask) == {1} for s in steps.group(1).samples)
+
+
+def test_tokens_of_the_same_weights_stay_in_the_loss() -> None:
+    sample = Sample(index=0, group_index=0, rollout_id=0, prompt="p")
+    sample.append_tokens([1, 2, 3, 4], log_probs=[0.0] * 4, versions=[1, 2, 2, 2])
+    mask_older(sample, 2)
+    assert sample.loss_mask == [0, 1, 1, 1]
+
+
+def one_sample_is_long(input_ids: list[int]) -> int:
+    """Every second request takes 500."""
+    one_sample_is_long.calls += 1  # type: ignore[attr-defined]
+    return 500 if one_sample_is_long.calls % 2 else 20  # type: ignore[attr-defined]
+
+
+def test_a_group_trains_without_its_late_sample(tmp_path: Path) -> None:
+    one_sample_is_long.calls = 0  # type: ignore[attr-defined]
+    flags = ("--sample-deadline-s", "60", "--min-samples-per-group", "1")
+    steps = Steps(tmp_path, *flags, length_of=one_sample_is_long).run(1)
+    assert [[s.response_length for s in g.samples] for g in steps.outputs[0].groups] == [[20], [20]]
+    assert steps.seconds[0] < 62 and steps.client.num_aborted == 2
+    assert steps.outputs[0].metrics["rollout/wasted_tokens"] == pytest.approx(120, abs=3)
+
+
+def test_a_group_that_needs_all_its_samples_is_tried_again_then_dropped(tmp_path: Path) -> None:
+    flags = ("--sample-deadline-s", "60", "--max-group-attempts", "3")
+    steps = Steps(tmp_path, *flags).run(1)
+    assert steps.buffer.counts()["dropped/late_samples"] == 1
+    assert 180 < steps.seconds[0] < 210  # three attempts, and then another prompt
+    assert [g.group_index for g in steps.outputs[0].groups] == [1, 2]
+
+
+def test_a_late_sample_keeps_its_tokens_with_partial_rollout(tmp_path: Path) -> None:
+    flags = ("--sample-deadline-s", "170", "--max-group-attempts", "3", "--partial-rollout")
+    steps = Steps(tmp_path, *flags).run(1)
+    assert [g.group_index for g in steps.outputs[0].groups] == [0, 1]
+    assert [s.response_length for s in steps.group(0).samples] == [312, 312]
+    assert steps.outputs[0].metrics["rollout/wasted_tokens"] == 0
+
+
+async def deaf(config: Config, sample: Sample, sampling_params: dict[str, object]) -> Sample:
+    """A tool that hangs in sample 0 and hears of nothing."""
+    if sample.index == 0:
+        await asyncio.sleep(1e9)
+    sample.append_tokens([5], log_probs=[-1.0], versions=[0])
+    sample.status = Status.COMPLETED
+    return sample
+
+
+def test_a_generate_function_that_hangs_is_cancelled(tmp_path: Path) -> None:
+    flags = ("--generate-function-path", "test_interruption:deaf", "--over-sampling-batch-size", "3")
+    steps = Steps(tmp_path, *flags).run(1)
+    assert [g.group_index for g in steps.outputs[0].groups] == [1, 2]
+    assert steps.seconds[0] < GRACE_S + 2
+
+
+async def slow_judge(config: Config, group: list[Sample]) -> list[float]:
+    if group[0].group_index == 1:
+        await asyncio.sleep(1e9)
+    return [1.0] * len(group)
+
+
+def test_a_full_batch_does_not_wait_for_a_slow_judge(tmp_path: Path) -> None:
+    flags = ("--reward-function-path", "test_interruption:slow_judge", *OVER_SAMPLING, "--partial-rollout")
+    steps = Steps(tmp_path, *flags, length_of=lambda ids: 20).run(1)
+    assert [g.group_index for g in steps.outputs[0].groups] == [0, 2] and steps.seconds[0] < 21
+    (waiting,) = steps.buffer.reserve(1)
+    assert [(s.status, s.response_length) for s in waiting.samples] == [(Status.COMPLETED, 20)] * 2  # only to be scored
+
+
+def third_is_long(input_ids: list[int]) -> int:
+    return [10, 10, 40][number_of(input_ids) % 3]
+
+
+def test_longest_first_starts_what_took_longest_before(tmp_path: Path) -> None:
+    """Two slots and the same three prompts in every step: the long one starts first once it is known."""
+    flags = ("--rollout-batch-size", "3", "--n-samples-per-prompt", "1")
+    seconds = {}
+    for order in ("in_order", "longest_first"):
+        steps = Steps(tmp_path, *flags, "--rollout-order", order, length_of=third_is_long)
+        rows = [f'{{"prompt": "prompt {i}", "label": "1"}}\n' for i in range(3)]
+        (tmp_path / "prompts.jsonl").write_text("".join(rows))
+        steps.slots = 2
+        seconds[order] = steps.run(2).seconds
+    assert seconds["in_order"] == pytest.approx([50, 50], abs=1)
+    assert seconds["longest_first"] == pytest.approx([50, 40], abs=1)
+
+
+def test_an_abort_reaches_the_engine_behind_the_router() -> None:
+    from aiohttp import web
+    from aiohttp.test_utils import TestServer
+    from scripted_engine import answer
+
+    aborted: list[str] = []
+    release = asyncio.Event()
+
+    async def generate(request: web.Request) -> web.Response:
+        body = await request.json()
+        await release.wait()
+        return web.json_response(answer([4, 5], reason="abort" if body["rid"] in aborted else "stop"))
+
+    async def abort(request: web.Request) -> web.Response:
+        aborted.append((await request.json())["rid"])
+        release.set()
+        return web.Response()
+
+    async def go() -> None:
+        engine, router = TestServer(app := web.Application()), TestServer(front := web.Application())
+        app.router.add_post("/abort_request", abort)
+        await engine.start_server()
+
+        async def workers(request: web.Request) -> web.Response:
+            return web.json_response({"workers": [{"url": str(engine.make_url(""))}, {"url": "http://127.0.0.1:9"}]})
+
+        front.router.add_post("/generate", generate)
+        front.router.add_get("/workers", workers)
+        await router.start_server()
+        scope = SampleScope()
+        async with EngineClient(str(router.make_url("")), max_in_flight=4, timeout_s=20) as client:
+            with use_scope(scope):
+                request = asyncio.create_task(client.generate([1], {}))
+            while not scope.requests:
+                await asyncio.sleep(0.01)
+            scope.interrupt(0.0)
+            await client.abort(scope.requests)
+            result = await request
+            assert result.finish_reason == "abort" and result.tokens == [4, 5] and len(aborted) == 1
+            with use_scope(scope):
+                later = await client.generate([1], {})  # the same sample asks for nothing more
+            assert later.finish_reason == "abort" and later.tokens == []
+        await router.close()
+        await engine.close()
+
+    asyncio.run(go())
