@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from slime_rl.algorithms.registry import ADVANTAGES, OFF_POLICY, POLICY_LOSSES
+from slime_rl.buffer.dumps import check_dumped_steps
 from slime_rl.buffer.policies import BUFFER_FILTERS, BUFFERS, PROMPT_SOURCES
 from slime_rl.buffer.sources import check_first_rows
 from slime_rl.cluster.checkpoint import CheckpointStore
@@ -209,8 +210,10 @@ def preflight(config: Config) -> None:
         engine_device(config.cluster.device)  # refuses cuda where there is none
     if config.needs_engines:
         check_context_length(config)
+    start = 0
     if config.checkpoint.load is not None:
-        CheckpointStore(Path(config.checkpoint.load), keep=1).latest()
+        start = CheckpointStore(Path(config.checkpoint.load), keep=1).latest()[1].step
+    check_dumped_steps(config, start)
     GroupRunner(config)
     for point, name in (
         (ROLLOUT_FUNCTIONS, rollout_function_name(config)),
@@ -224,7 +227,7 @@ def preflight(config: Config) -> None:
     ):
         if name is not None and name not in point.builtins:  # ours fit, and some of them import torch
             point.load(name)
-    if config.data.prompt_data is not None and config.data.data_source_path == "file":
+    if config.data.prompt_data is not None and config.needs_prompt_data:
         check_first_rows(config.data.prompt_data, config.data, "--prompt-data", PREFLIGHT_ROWS)
     for _, path in config.evaluation.datasets:
         check_first_rows(path, config.data, "--eval-prompt-data", PREFLIGHT_ROWS)

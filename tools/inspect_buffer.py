@@ -5,8 +5,8 @@
     python tools/inspect_buffer.py RUN --group 17    one group: text, tokens, masks, log-probs, versions, reward
     python tools/inspect_buffer.py RUN --watch 5     the live counts, every five seconds
 
-RUN is a run folder, or a checkpoint folder. Groups come from the newest checkpoint and from spilled files; the live
-counts come from metrics.jsonl. Nothing is changed.
+RUN is a run folder, a checkpoint folder, or a folder of --dump-rollouts. Groups come from the newest checkpoint, from
+spilled files and from dumped steps; the live counts come from metrics.jsonl. Nothing is changed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from slime_rl.buffer.filters import summarise
+from slime_rl.buffer.dumps import RolloutDumps
+from slime_rl.buffer.filters import reward_std, summarise
 from slime_rl.buffer.ledger import Ledger, State
 from slime_rl.buffer.packed import PackedGroups
 from slime_rl.types import Group, Sample
@@ -72,10 +73,15 @@ def all_groups(run: Path, state: dict[str, Any] | None) -> Iterator[tuple[str, G
     for path in sorted((run / "buffer_spill").glob("segment_*.safetensors")):
         spilled = PackedGroups.load(path)
         yield from ((path.name, group) for group in spilled.unpack(range(len(spilled))))
+    dumps = RolloutDumps(run)
+    for step in dumps.steps():
+        yield from ((dumps.path(step).name, group) for group in dumps.read(step))
 
 
 def summary_lines(run: Path, checkpoint: Path | None, state: dict[str, Any] | None) -> list[str]:
     """The overview."""
+    if dumped := dump_lines(run):
+        return dumped
     lines = live_lines(run)
     if state is None or checkpoint is None:
         return [*lines, f"no checkpoint below {run} yet"]
@@ -96,6 +102,22 @@ def summary_lines(run: Path, checkpoint: Path | None, state: dict[str, Any] | No
     packed = PackedGroups.from_jsonable(state["payloads"])
     lines.append(f"  groups with tokens {len(packed)}, {packed.nbytes:,} bytes")
     return lines + age_lines(packed, saved["last_committed_step"])
+
+
+def dump_lines(folder: Path) -> list[str]:
+    """One line per dumped step."""
+    dumps = RolloutDumps(folder)
+    lines = []
+    for step in dumps.steps():
+        samples = [sample for group in dumps.read(step) for sample in group.samples]
+        rewards = [sample.reward for sample in samples if sample.reward is not None]
+        tokens = sum(sample.response_length for sample in samples)
+        groups = len({sample.group_index for sample in samples})
+        lines.append(
+            f"step {step:>5}  {groups:>5} groups {len(samples):>6} samples {tokens:>9} tokens  "
+            f"reward {sum(rewards) / max(1, len(rewards)):.3f} ± {reward_std(rewards):.3f}"
+        )
+    return lines
 
 
 def age_lines(packed: PackedGroups, last_step: int | None) -> list[str]:
@@ -172,7 +194,7 @@ def watch(run: Path, seconds: float) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, help="run folder or checkpoint folder")
+    parser.add_argument("run", type=Path, help="run folder, checkpoint folder, or folder of --dump-rollouts")
     parser.add_argument("--groups", action="store_true", help="one line per group that has tokens")
     parser.add_argument("--group", type=int, metavar="N", help="print one group")
     parser.add_argument("--watch", type=float, metavar="SECONDS", help="print the live counts again and again")

@@ -155,6 +155,11 @@ class LedgerBuffer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state.get("format") == "dumped":
+            raise ValueError(
+                "--load: this checkpoint was made with --load-rollouts; continue it with --load-rollouts, its prompts "
+                "are not part of it"
+            )
         if state.get("format") != FORMAT:
             raise ValueError(f"--load: buffer state of format {state.get('format')}, this version reads {FORMAT}")
         self.source.load_state_dict(decode(state["source"]))  # refuses another dataset before anything changes

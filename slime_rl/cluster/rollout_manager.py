@@ -17,12 +17,13 @@ from typing import Any
 
 import ray
 
-from slime_rl.buffer.policies import BUFFERS, PROMPT_SOURCES
+from slime_rl.buffer.dumps import RolloutDumps, open_dumps
+from slime_rl.buffer.opening import open_buffer
 from slime_rl.config import Config
 from slime_rl.data.batches import rollout_batch_from_groups, split_for_data_parallel
 from slime_rl.data.rendering import load_tokenizer
 from slime_rl.observability.metrics import summarise_samples
-from slime_rl.protocols import DataBuffer, LengthLimited, PromptSource
+from slime_rl.protocols import DataBuffer
 from slime_rl.rollout.client import EngineClient
 from slime_rl.rollout.continuous import ContinuousProduction
 from slime_rl.rollout.evaluation import Evaluator
@@ -46,11 +47,12 @@ class RolloutManager:
         self.next_step = 0
         self.running: Production | None = None  # from the first request for a step on
         self.opened: DataBuffer | None = None  # None until prepared, and when only evaluating
+        self.dumps: RolloutDumps | None = None  # with --dump-rollouts
         self.runtime: RolloutRuntime | None = None
         self.fence: ProcessFence | None = None
 
-    async def prepare(self) -> int:
-        """Read and check data and plugins; returns the prompts in an epoch. Raises ValueError before engines matter."""
+    async def prepare(self) -> None:
+        """Read and check data and plugins. Raises ValueError before engines matter."""
         config = self.config
         GroupRunner(config)  # its functions are checked here, before any engine has done work
         path = config.logging.log_function_path
@@ -62,12 +64,9 @@ class RolloutManager:
             self.fence.prewarm(FENCED_MODULES[config.reward.rm_type])
         self.evaluator = Evaluator(config, self._encode)
         if config.train.num_steps == 0:
-            return 0
-        source: PromptSource = PROMPT_SOURCES.load(config.data.data_source_path)(config)
-        if isinstance(source, LengthLimited):
-            source.limit_lengths(self._encode)
-        self.opened = BUFFERS.load(config.buffer.buffer_path)(config, source)
-        return len(source)
+            return
+        self.dumps = open_dumps(config)
+        self.opened = open_buffer(config, self._encode)
 
     def _encode(self, prompt: Prompt) -> list[int]:
         return encode_prompt(self.config, self.tokenizer, prompt.prompt, prompt.metadata)
@@ -117,6 +116,8 @@ class RolloutManager:
         with self._scope():
             output = await self.production.take(step)
         waited = time.monotonic() - started
+        if self.dumps is not None:
+            self.dumps.write(step, output.groups)
         samples = [sample for group in output.groups for sample in group.samples]
         batch = rollout_batch_from_groups(output.groups, step, step, self.config.train.num_updates_per_rollout)
         shards = [ray.put(shard) for shard in split_for_data_parallel(batch, self.config.data_parallel_size)]
@@ -152,6 +153,8 @@ class RolloutManager:
         """Load it again; production goes on with `next_step`."""
         self.buffer.load_state_dict(json.loads(Path(path).read_text()))
         self.next_step = next_step
+        if self.dumps is not None:
+            self.dumps.remove_from(next_step)
 
     async def close(self) -> None:
         """Cancel what runs, end the reward processes, close the client."""

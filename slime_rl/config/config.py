@@ -67,7 +67,7 @@ class Config:
         )
 
     def _check_data(self) -> None:
-        if self.train.num_steps > 0 and self.data.data_source_path == "file":
+        if self.needs_prompt_data:
             check(self.data.prompt_data is not None, "--prompt-data", "is needed unless --num-steps is 0", None)
         if self.data.prompt_data is not None and self.data.data_source_path == "file":
             check_data_files("--prompt-data", self.data.prompt_data)
@@ -118,8 +118,14 @@ class Config:
 
     @property
     def needs_engines(self) -> bool:
-        """Supervised training without evaluation needs no engine."""
-        return self.train.loss != "sft" or bool(self.evaluation.datasets)
+        """Supervised training and training on dumped rollouts need no engine unless there is an evaluation."""
+        generates = self.train.loss != "sft" and self.rollout.load_rollouts is None
+        return generates or bool(self.evaluation.datasets)
+
+    @property
+    def needs_prompt_data(self) -> bool:
+        own_source = self.data.data_source_path != "file"
+        return self.train.num_steps > 0 and not own_source and self.rollout.load_rollouts is None
 
     @property
     def run_dir(self) -> Path:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from slime_rl.config.checks import check, check_data_files, check_not_negative, check_positive
@@ -86,8 +87,8 @@ class RolloutConfig:
     """Steps that generation runs ahead of training: 0 is synchronous, 1 is one step off."""
 
     rollout_function_path: str = "auto"
-    """How a step's groups are produced: group_loop, sft, or package.module:name; auto is sft with --loss sft, else
-    group_loop."""
+    """How a step's groups are produced: group_loop, sft, dumped, or package.module:name; auto is dumped with
+    --load-rollouts, sft with --loss sft, else group_loop."""
 
     generate_function_path: str = flag("single_turn", aliases=("--custom-generate-function-path",))
     """How one sample is generated: single_turn, or package.module:name."""
@@ -101,12 +102,24 @@ class RolloutConfig:
     rollout_error: Literal["stop", "drop"] = "stop"
     """When generate or reward raises: stop the run with that traceback, or drop the group and count it."""
 
+    dump_rollouts: str | None = flag(None, aliases=("--save-debug-rollout-data",))
+    """Folder that every step's groups are written to, with tokens, log-probs, versions and rewards."""
+
+    load_rollouts: str | None = flag(None, aliases=("--load-debug-rollout-data",))
+    """Train on the steps that --dump-rollouts wrote to this folder; no prompt is read and no engine started."""
+
     weight_update_mode: Literal["retract", "in_place"] = "retract"
     """Requests in flight during a weight update: retract recomputes their KV cache with the new weights, in_place
     keeps it."""
 
     def __post_init__(self) -> None:
         check_not_negative(rollout_ahead=self.rollout_ahead)
+        load, function = self.load_rollouts, self.rollout_function_path
+        if load is not None:
+            check(Path(load).is_dir(), "--load-rollouts", "must be a folder that exists", load)
+            check(function in ("auto", "dumped"), "--rollout-function-path", "must be auto with --load-rollouts", function)
+            check(load != self.dump_rollouts, "--dump-rollouts", "must be another folder than --load-rollouts", load)
+        check(function != "dumped" or load is not None, "--rollout-function-path dumped", "needs --load-rollouts", load)
         check_positive(rollout_concurrency=self.rollout_concurrency, request_timeout_s=self.request_timeout_s)
 
 

@@ -24,13 +24,16 @@ ROLLOUT_FUNCTIONS = ExtensionPoint(
     builtins={
         "group_loop": "slime_rl.rollout.group_loop:group_loop",
         "sft": "slime_rl.rollout.sft:labels_as_responses",
+        "dumped": "slime_rl.rollout.dumped:dumped_groups",
     },
 )
 
 
 def rollout_function_name(config: Config) -> str:
-    """The rollout function that --rollout-function-path chooses; auto follows --loss."""
+    """The rollout function that --rollout-function-path chooses; auto follows --load-rollouts and --loss."""
     name = config.rollout.rollout_function_path
+    if config.rollout.load_rollouts is not None:
+        return "dumped"
     if name != "auto":
         return name
     return "sft" if config.train.loss == "sft" else "group_loop"
