@@ -11,7 +11,6 @@ memory as ever more groups wait; the time of a checkpoint. Last line:
 from __future__ import annotations
 
 import argparse
-import json
 import pickle
 import statistics
 import tempfile
@@ -29,6 +28,7 @@ from slime_rl.buffer.ledger_buffer import LedgerBuffer
 from slime_rl.config import Config
 from slime_rl.data.batches import RolloutBatch, split_for_data_parallel
 from slime_rl.data.ragged import Ragged
+from slime_rl.data.state_files import load_state, save_state
 from slime_rl.types import Group
 
 
@@ -176,7 +176,7 @@ def measure_waiting(config: Config, most: int, budget: int) -> None:
 
 
 def measure_checkpoint(config: Config, num_groups: int) -> float:
-    """Seconds for the state of a ledger with that many groups, as JSON on disk: half of them waiting, half dropped."""
+    """Seconds for the state of a ledger with that many groups on disk: half of them waiting, half dropped."""
     buffer = LedgerBuffer(config, CountingSource())
     groups = buffer.reserve(num_groups)
     for number, group in enumerate(groups):
@@ -188,10 +188,11 @@ def measure_checkpoint(config: Config, num_groups: int) -> float:
         buffer.admit(fill(group, 1000))
     path = config.run_dir / "buffer.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    took = seconds(lambda: path.write_text(json.dumps(buffer.state_dict())))
+    took = seconds(lambda: save_state(path, buffer.state_dict()))
     resumed = LedgerBuffer(config, CountingSource())
-    loading = seconds(lambda: resumed.load_state_dict(json.loads(path.read_text())), repeats=1)
-    print(f"checkpoint of {num_groups} groups: {took:.2f} s, {path.stat().st_size / 1e6:.1f} MB; load {loading:.2f} s")
+    loading = seconds(lambda: resumed.load_state_dict(load_state(path)), repeats=1)
+    size = (path.stat().st_size + path.with_suffix(".safetensors").stat().st_size) / 1e6
+    print(f"checkpoint of {num_groups} groups: {took:.2f} s, {size:.1f} MB; load {loading:.2f} s")
     return took
 
 

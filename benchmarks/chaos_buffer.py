@@ -29,6 +29,7 @@ from slime_rl.buffer.ledger_buffer import LedgerBuffer
 from slime_rl.buffer.sources import FilePromptSource
 from slime_rl.cluster.checkpoint import CheckpointMeta, CheckpointStore
 from slime_rl.config import Config, parse_config
+from slime_rl.data.state_files import load_state, save_state
 from slime_rl.rollout.group_loop import group_loop
 from slime_rl.rollout.runtime import RolloutRuntime, use_runtime
 from slime_rl.types import RolloutOutput, Sample, Status
@@ -90,7 +91,7 @@ async def run(config: Config) -> None:
     start = 0
     if (config.checkpoint_dir / "latest").is_file():
         folder, meta = store.latest()
-        buffer.load_state_dict(json.loads((folder / "buffer.json").read_text()))
+        buffer.load_state_dict(load_state(folder / "buffer.json"))
         trained, start = json.loads((folder / "model" / "trained.json").read_text()), meta.step
     tasks: dict[int, asyncio.Task[RolloutOutput]] = {}
 
@@ -111,7 +112,7 @@ async def run(config: Config) -> None:
 
         def fill(folder: Path) -> None:
             (folder / "model" / "trained.json").write_text(json.dumps(trained))
-            (folder / "buffer.json").write_text(json.dumps(buffer.state_dict()))
+            save_state(folder / "buffer.json", buffer.state_dict())
 
         if (step + 1) % 3 == 0 or step + 1 == NUM_STEPS:
             store.write(CheckpointMeta(step=step + 1, model_type="scripted", num_parameters_shape="0"), fill)

@@ -23,6 +23,7 @@ from slime_rl.buffer.dumps import RolloutDumps
 from slime_rl.buffer.filters import reward_std, summarise
 from slime_rl.buffer.ledger import Ledger, State
 from slime_rl.buffer.packed import PackedGroups
+from slime_rl.data.state_files import load_state
 from slime_rl.types import Group, Sample
 
 
@@ -43,10 +44,7 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
         ValueError: it is not one of the ledger buffer.
     """
     path = checkpoint / "buffer.json"
-    try:
-        state = json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path}: cannot be read: {error}") from error
+    state = load_state(path)
     if not isinstance(state, dict) or not {"ledger", "source", "payloads"} <= state.keys():
         raise ValueError(f"{path}: not the state of a ledger buffer")
     return state
@@ -68,8 +66,9 @@ def live_metrics(run: Path) -> dict[str, Any]:
 def all_groups(run: Path, state: dict[str, Any] | None) -> Iterator[tuple[str, Group]]:
     """(where it is, group) of every group with tokens, file by file."""
     if state is not None:
-        packed = PackedGroups.from_jsonable(state["payloads"])
-        yield from (("checkpoint", group) for group in packed.unpack(range(len(packed))))
+        for flat in state["payloads"]:
+            packed = PackedGroups.from_flat(flat)
+            yield from (("checkpoint", group) for group in packed.unpack(range(len(packed))))
     for path in sorted((run / "buffer_spill").glob("segment_*.safetensors")):
         spilled = PackedGroups.load(path)
         yield from ((path.name, group) for group in spilled.unpack(range(len(spilled))))
@@ -99,9 +98,10 @@ def summary_lines(run: Path, checkpoint: Path | None, state: dict[str, Any] | No
     if {"epoch", "position", "dataset"} <= source.keys():
         names = ", ".join(entry["name"] for entry in source["dataset"])
         lines.append(f"  dataset {names}: epoch {source['epoch']}, next row at position {source['position']}")
-    packed = PackedGroups.from_jsonable(state["payloads"])
-    lines.append(f"  groups with tokens {len(packed)}, {packed.nbytes:,} bytes")
-    return lines + age_lines(packed, saved["last_committed_step"])
+    blocks = [PackedGroups.from_flat(flat) for flat in state["payloads"]]
+    num_groups, num_bytes = sum(map(len, blocks)), sum(packed.nbytes for packed in blocks)
+    lines.append(f"  groups with tokens {num_groups}, {num_bytes:,} bytes")
+    return lines + age_lines(blocks, saved["last_committed_step"])
 
 
 def dump_lines(folder: Path) -> list[str]:
@@ -120,11 +120,11 @@ def dump_lines(folder: Path) -> list[str]:
     return lines
 
 
-def age_lines(packed: PackedGroups, last_step: int | None) -> list[str]:
+def age_lines(blocks: Sequence[PackedGroups], last_step: int | None) -> list[str]:
     """How many groups wait, by the age of their oldest token in weight versions."""
     next_step = 0 if last_step is None else last_step + 1
     ages: dict[int, int] = {}
-    for group in packed.unpack(range(len(packed))):
+    for group in (group for packed in blocks for group in packed.unpack(range(len(packed)))):
         if group.oldest_version is not None:
             age = next_step - group.oldest_version
             ages[age] = ages.get(age, 0) + 1

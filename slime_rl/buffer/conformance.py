@@ -7,6 +7,7 @@ Prints one line per behaviour and ends with exit code 1 when one is missing. `ch
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import random
@@ -20,6 +21,7 @@ from typing import Any, Literal
 
 from slime_rl.buffer.policies import BUFFERS
 from slime_rl.config import Config, parse_config
+from slime_rl.data.state_files import load_state, save_state
 from slime_rl.protocols import DataBuffer
 from slime_rl.types import Group, Prompt, Status
 
@@ -81,6 +83,13 @@ def refuses(action: Callable[[], Any], what: str) -> None:
 
 class ContractError(Exception):
     """The buffer does not do what the contract says."""
+
+
+def through_disk(state: dict[str, Any]) -> dict[str, Any]:
+    """A saved state as a resumed run gets it."""
+    with tempfile.TemporaryDirectory() as folder:
+        save_state(Path(folder) / "buffer.json", state)
+        return load_state(Path(folder) / "buffer.json")
 
 
 def reserves_new_groups_with_stable_numbers(make: MakeBuffer) -> None:
@@ -216,7 +225,7 @@ def resumes_with_every_group_accounted_for(make: MakeBuffer) -> None:
     buffer.commit(0)
     taken = buffer.take(1, 2)
     resumed = make()
-    resumed.load_state_dict(json.loads(json.dumps(buffer.state_dict())))
+    resumed.load_state_dict(through_disk(buffer.state_dict()))
     counts = {state: resumed.counts().get(state) for state in ("waiting", "reserved", "generated", "admitted")}
     wanted = {"waiting": 2, "reserved": 0, "generated": 3, "admitted": 0}
     expect(counts == wanted, f"reserved groups wait again, admitted ones are generated again: {wanted}", counts)
@@ -228,7 +237,7 @@ def resumes_with_every_group_accounted_for(make: MakeBuffer) -> None:
 def trains_each_prompt_once_through_random_kills(make: MakeBuffer) -> None:
     for seed in range(10):
         rng, buffer = random.Random(seed), make()
-        saved, trained, trained_when_saved = buffer.state_dict(), [], 0
+        saved, trained, trained_when_saved = through_disk(buffer.state_dict()), [], 0
         step, step_when_saved = 0, 0
         while step < 12:
             for group in buffer.reserve(rng.randint(0, 4)):
@@ -238,7 +247,7 @@ def trains_each_prompt_once_through_random_kills(make: MakeBuffer) -> None:
                     buffer.admit(fill(group))
             if rng.random() < 0.2:
                 buffer = make()
-                buffer.load_state_dict(json.loads(json.dumps(saved)))
+                buffer.load_state_dict(copy.deepcopy(saved))
                 del trained[trained_when_saved:]
                 step = step_when_saved
             elif len(buffer) >= 3:
@@ -246,7 +255,7 @@ def trains_each_prompt_once_through_random_kills(make: MakeBuffer) -> None:
                 buffer.commit(step)
                 step += 1
                 if rng.random() < 0.5:
-                    saved, trained_when_saved, step_when_saved = buffer.state_dict(), len(trained), step
+                    saved, trained_when_saved, step_when_saved = through_disk(buffer.state_dict()), len(trained), step
         expect(len(set(trained)) == len(trained), "no prompt of an epoch trains twice", sorted(trained))
         wrong = [t for t in trained if t[0] != t[1] * NUM_PROMPTS + t[2]]
         expect(not wrong, "a group keeps its prompt and epoch", wrong)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,10 @@ def summarise(group: Group) -> GroupSummary:
 
 def reward_std(rewards: Sequence[float]) -> float:
     """Population standard deviation, exactly 0 for equal rewards: sums of equal floats may differ in the last bit."""
-    return 0.0 if not rewards or min(rewards) == max(rewards) else statistics.pstdev(rewards)
+    if not rewards or min(rewards) == max(rewards):
+        return 0.0
+    mean = statistics.fmean(rewards)
+    return math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards))
 
 
 @dataclass(frozen=True)

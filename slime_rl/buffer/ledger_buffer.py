@@ -14,6 +14,8 @@ import copy
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import torch
+
 from slime_rl.buffer.filters import GroupSummary, Ranking, summarise
 from slime_rl.buffer.ledger import Ledger, State
 from slime_rl.buffer.packed import PackedGroups
@@ -25,7 +27,7 @@ from slime_rl.data.codec import decode, encode
 from slime_rl.protocols import BufferFilter, PromptSource
 from slime_rl.types import Group, Prompt, Sample
 
-FORMAT = 1
+FORMAT = 2
 
 
 class _Record(NamedTuple):
@@ -141,7 +143,7 @@ class LedgerBuffer:
         return self.payloads.get_many([group_index])[0]
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-able and complete: it needs no file of the run that made it."""
+        """JSON values and tensors, complete: it needs no file of the run that made it."""
         indices = sorted(self._records)
         records = [self._records[i] for i in indices]
         promised = self._promised | self.ledger.admitted
@@ -149,9 +151,9 @@ class LedgerBuffer:
             "format": FORMAT,
             "ledger": self.ledger.state_dict(),
             "source": encode(self.source.state_dict(), "state of --data-source-path"),
-            "records": [indices, *([record[column] for record in records] for column in range(len(_Record._fields)))],
+            "records": torch.tensor([(i, *record) for i, record in zip(indices, records, strict=True)]).reshape(-1, 4),
             "promised": [[step, list(groups)] for step, groups in sorted(promised.items())],
-            "payloads": self.payloads.packed().to_jsonable(),
+            "payloads": [packed.to_flat() for packed in self.payloads.packed()],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -164,10 +166,9 @@ class LedgerBuffer:
             raise ValueError(f"--load: buffer state of format {state.get('format')}, this version reads {FORMAT}")
         self.source.load_state_dict(decode(state["source"]))  # refuses another dataset before anything changes
         self.ledger.load_state_dict(state["ledger"])
-        indices, *columns = state["records"]
-        self._records = {i: _Record(*row) for i, row in zip(indices, zip(*columns, strict=True), strict=True)}
+        self._records = {group_index: _Record(*record) for group_index, *record in state["records"].tolist()}
         self._promised = {int(step): list(groups) for step, groups in state["promised"]}
-        self.payloads.load(PackedGroups.from_jsonable(state["payloads"]))
+        self.payloads.load([PackedGroups.from_flat(flat) for flat in state["payloads"]])
         self._ranked, self._by_version = RankedGroups(), RankedGroups()
         generated = self.ledger.in_state(State.GENERATED)
         for at in range(0, len(generated), 256):

@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from slime_rl.data.codec import decode, encode
 from slime_rl.data.proto import DataProto, object_array
 from slime_rl.data.ragged import Ragged
 from slime_rl.data.samples import from_samples, to_samples
-from slime_rl.data.storage import flatten_tensors, load_tensors
+from slime_rl.data.storage import flatten_tensors
+from slime_rl.data.tensor_file import load_tensors, write_tensors
 from slime_rl.types import Group
 
 _OBJECTS = ("prompt", "label", "metadata", "response", "reward_info", "status")
@@ -102,10 +102,8 @@ class PackedGroups:
     def save(self, path: Path) -> None:
         """One safetensors file, whole or not at all. Not synced: a resume takes groups from the checkpoint."""
         aside = path.with_name(path.name + ".partial")
-        flat = {f"samples/{key}": value for key, value in flatten_tensors(self.samples).items()}
-        flat |= {f"groups/{key}": value for key, value in flatten_tensors(self.groups).items()}
         try:
-            save_file(flat, aside)
+            write_tensors(aside, self.to_flat())
             aside.rename(path)
         finally:
             aside.unlink(missing_ok=True)
@@ -127,14 +125,10 @@ class PackedGroups:
                 parts[part][key] = value
         return cls(DataProto(parts["samples"]), DataProto(parts["groups"]))
 
-    def to_jsonable(self) -> dict[str, Any]:
+    def to_flat(self) -> dict[str, Tensor]:
+        """Tensors by name, sharing memory."""
         flat = {f"samples/{key}": value for key, value in flatten_tensors(self.samples).items()}
-        flat |= {f"groups/{key}": value for key, value in flatten_tensors(self.groups).items()}
-        return {name: encode(tensor, name) for name, tensor in flat.items()}
-
-    @classmethod
-    def from_jsonable(cls, content: dict[str, Any]) -> PackedGroups:
-        return cls.from_flat({name: decode(value) for name, value in content.items()})
+        return flat | {f"groups/{key}": value for key, value in flatten_tensors(self.groups).items()}
 
 
 def _group_text(group: Group, columns: dict[str, list[Any]], first: int) -> bytes:

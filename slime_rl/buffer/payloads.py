@@ -122,20 +122,20 @@ class PayloadStore:
                 self._discard(block)
                 self._add_block(packed)
 
-    def packed(self) -> PackedGroups:
-        """All groups, for a checkpoint."""
+    def packed(self) -> list[PackedGroups]:
+        """All groups, for a checkpoint, block by block: those in files stay there until they are written."""
         self._pack_fresh()
-        parts = [block.load().select(list(block.rows.values())) for block in self._blocks.values()]
-        return PackedGroups.concat(parts) if parts else PackedGroups.pack([])
+        return [block.load().select(list(block.rows.values())) for block in self._blocks.values()]
 
-    def load(self, packed: PackedGroups) -> None:
-        """Start from the groups of a checkpoint."""
+    def load(self, blocks: Sequence[PackedGroups]) -> None:
+        """Start from the groups of a checkpoint, which may be mapped from its file."""
         for group_index in [*self._fresh, *self._block_of]:
             self.remove(group_index)
-        if len(packed):
-            self._add_block(packed)
-        if self.budget_bytes is not None and self.memory_bytes > self.budget_bytes:
-            self._spill(self.budget_bytes // 2)
+        for packed in blocks:
+            if self.budget_bytes is None or self.memory_bytes + packed.nbytes <= self.budget_bytes:
+                self._add_block(packed.clone())
+            else:
+                self._add_block(packed, self._write(packed))
 
     def _add_block(self, packed: PackedGroups, path: Path | None = None) -> None:
         """Enter a block that is in memory, or in the file `path`."""
@@ -179,6 +179,12 @@ class PayloadStore:
             return
         chosen.reverse()
         packed = PackedGroups.concat([block.load().select(list(block.rows.values())) for block in chosen])
+        path = self._write(packed)
+        for block in chosen:
+            self._discard(block)
+        self._add_block(packed, path)
+
+    def _write(self, packed: PackedGroups) -> Path:
         path = self._segment_path()
         try:
             packed.save(path)
@@ -186,11 +192,9 @@ class PayloadStore:
             free = shutil.disk_usage(self.folder).free
             raise OSError(
                 f"--buffer-spill-dir {self.folder}: cannot write {packed.nbytes} bytes ({free} free): {error}. "
-                "All groups are still in memory; make room, or raise --buffer-memory-bytes"
+                "No group is lost; make room, or raise --buffer-memory-bytes"
             ) from error
-        for block in chosen:
-            self._discard(block)
-        self._add_block(packed, path)
+        return path
 
     def _segment_path(self) -> Path:
         if self._lock is None:

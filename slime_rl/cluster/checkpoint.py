@@ -1,6 +1,6 @@
 """Run checkpoints on disk: written aside, made whole, renamed, and only then named as the latest.
 
-    <save>/step_00000010/   model/ (torch_dist: model, optimizer, scheduler, RNG) · buffer.json · meta.json
+    <save>/step_00000010/   model/ (torch_dist: model, optimizer, scheduler, RNG) · buffer.json, .safetensors · meta
     <save>/latest           name of the newest complete one
 
 `step` counts finished steps: a run continues with the step of the same number.

@@ -8,7 +8,6 @@ Production is SteppedProduction (synchronous, --rollout-ahead) or ContinuousProd
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from slime_rl.buffer.opening import open_buffer
 from slime_rl.config import Config
 from slime_rl.data.batches import rollout_batch_from_groups, split_for_data_parallel
 from slime_rl.data.rendering import load_tokenizer
+from slime_rl.data.state_files import load_state, save_state
 from slime_rl.observability.metrics import summarise_samples
 from slime_rl.protocols import DataBuffer
 from slime_rl.rollout.client import EngineClient
@@ -89,7 +89,7 @@ class RolloutManager:
         """Begins with the first use, when buffer and client are ready and a checkpoint is loaded."""
         if self.running is None:
             with self._scope():  # inherited by the tasks that production starts
-                if self.config.asynchrony.fully_async:
+                if self.config.asynchrony.fully_async and self.config.rollout.load_rollouts is None:
                     self.running = ContinuousProduction(self.config, self.buffer, self.next_step)
                 else:
                     function = self.rollout_function
@@ -146,12 +146,12 @@ class RolloutManager:
         return metrics, samples[: self.config.logging.log_samples]
 
     async def save(self, path: str) -> None:
-        """Write the buffer's state as JSON."""
-        Path(path).write_text(json.dumps(self.buffer.state_dict()))
+        """Write the buffer's state as JSON, its tensors beside it."""
+        save_state(Path(path), self.buffer.state_dict())
 
     async def restore(self, path: str, next_step: int) -> None:
         """Load it again; production goes on with `next_step`."""
-        self.buffer.load_state_dict(json.loads(Path(path).read_text()))
+        self.buffer.load_state_dict(load_state(Path(path)))
         self.next_step = next_step
         if self.dumps is not None:
             self.dumps.remove_from(next_step)

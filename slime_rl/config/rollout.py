@@ -117,9 +117,12 @@ class RolloutConfig:
         load, function = self.load_rollouts, self.rollout_function_path
         if load is not None:
             check(Path(load).is_dir(), "--load-rollouts", "must be a folder that exists", load)
-            check(function in ("auto", "dumped"), "--rollout-function-path", "must be auto with --load-rollouts", function)
+            check(
+                function in ("auto", "dumped"), "--rollout-function-path", "must be auto with --load-rollouts", function
+            )
             check(load != self.dump_rollouts, "--dump-rollouts", "must be another folder than --load-rollouts", load)
-        check(function != "dumped" or load is not None, "--rollout-function-path dumped", "needs --load-rollouts", load)
+        else:
+            check(function != "dumped", "--rollout-function-path", "needs --load-rollouts to be dumped", function)
         check_positive(rollout_concurrency=self.rollout_concurrency, request_timeout_s=self.request_timeout_s)
 
 

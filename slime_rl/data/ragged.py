@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slime_rl.data.arrays import array_to_tensor, tensor_to_array, tensors_equal, to_row_index
+from slime_rl.data.arrays import array_to_tensor, row_to_array, tensor_to_array, tensors_equal, to_row_index
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class Ragged:
         kind = None if dtype is None else tensor_to_array(torch.empty(0, dtype=dtype))[0].dtype
         if dtype is not None and str(kind) != str(dtype).removeprefix("torch."):
             kind = np.dtype(np.float32)  # no numpy twin (bfloat16): converted below
-        arrays = [np.asarray(row, dtype=kind) for row in rows]
+        arrays = [row_to_array(row, kind) for row in rows]
         values = torch.from_numpy(np.concatenate(arrays) if arrays else np.empty(0, dtype=kind))
         return cls.from_lengths(values if dtype is None else values.to(dtype), [len(a) for a in arrays])
 

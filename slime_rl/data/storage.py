@@ -12,13 +12,13 @@ import shutil
 from pathlib import Path
 from typing import TypeVar
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
 from torch import Tensor
 
 from slime_rl.data.codec import decode, encode
 from slime_rl.data.proto import DataProto, object_array
 from slime_rl.data.ragged import Ragged
+from slime_rl.data.tensor_file import load_tensors, write_tensors
 
 FORMAT = 1
 P = TypeVar("P", bound=DataProto)
@@ -34,7 +34,7 @@ def save_batch(batch: DataProto, folder: str | Path) -> None:
     aside = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    save_file(flatten_tensors(batch), aside / "batch.safetensors")
+    write_tensors(aside / "batch.safetensors", flatten_tensors(batch))
     content = {
         "format": FORMAT,
         "ragged": [key for key, value in batch.tensors.items() if isinstance(value, Ragged)],
@@ -76,26 +76,14 @@ def load_batch(folder: str | Path, kind: type[P] = DataProto) -> P:
 
 
 def flatten_tensors(batch: DataProto) -> dict[str, Tensor]:
-    """Contiguous tensors by name, ragged fields as two. Parts of a storage are copied: safetensors needs that."""
+    """Tensors by name, sharing memory; ragged fields as two."""
     flat: dict[str, Tensor] = {}
     for key, value in batch.tensors.items():
         if isinstance(value, Ragged):
             flat[f"{key}/values"], flat[f"{key}/offsets"] = value.values, value.offsets
         else:
             flat[key] = value
-    return {key: _own(value) for key, value in flat.items()}
-
-
-def _own(tensor: Tensor) -> Tensor:
-    tensor = tensor.contiguous()
-    whole = tensor.untyped_storage().nbytes() == tensor.nbytes
-    return tensor if whole else tensor.clone()
-
-
-def load_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a safetensors file, mapped rather than read."""
-    with safe_open(path, framework="pt") as file:
-        return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict
+    return flat
 
 
 def sync_file(path: Path) -> None:

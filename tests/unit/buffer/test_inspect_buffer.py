@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from pathlib import Path
 from types import ModuleType
 
@@ -11,6 +10,7 @@ from factories import make_config
 from slime_rl.buffer.conformance import fill
 from slime_rl.buffer.ledger_buffer import LedgerBuffer
 from slime_rl.buffer.sources import FilePromptSource
+from slime_rl.data.state_files import save_state
 
 TOOL = Path(__file__).parents[3] / "tools" / "inspect_buffer.py"
 
@@ -36,7 +36,7 @@ def make_run(tmp_path: Path) -> Path:
     buffer.commit(0)
     folder = config.run_dir / "checkpoints" / "step_00000001"
     folder.mkdir(parents=True)
-    (folder / "buffer.json").write_text(json.dumps(buffer.state_dict()))
+    save_state(folder / "buffer.json", buffer.state_dict())
     (config.run_dir / "checkpoints" / "latest").write_text("step_00000001")
     (config.run_dir / "metrics.jsonl").write_text(
         '{"step": 4, "buffer/waiting": 2.0, "buffer/dropped/zero_std": 1.0}\n'

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from factories import make_config, write_prompts
 
-from slime_rl.buffer.conformance import fill, indices
+from slime_rl.buffer.conformance import fill, indices, through_disk
 from slime_rl.buffer.ledger_buffer import LedgerBuffer
 from slime_rl.buffer.sources import FilePromptSource
 from slime_rl.config import Config
@@ -20,7 +19,7 @@ def make_buffer(tmp_path: Path, *flags: str) -> LedgerBuffer:
 
 
 def saved(buffer: LedgerBuffer) -> dict[str, Any]:
-    return json.loads(json.dumps(buffer.state_dict()))
+    return through_disk(buffer.state_dict())
 
 
 def resume(tmp_path: Path, buffer: LedgerBuffer, *flags: str) -> LedgerBuffer:
@@ -223,7 +222,7 @@ def test_committed_groups_release_their_payload(tmp_path: Path) -> None:
         train(buffer, step, 4)
     assert len(buffer.payloads) == 0
     assert buffer.payloads.memory_bytes == 0
-    assert buffer.state_dict()["records"][0] == []
+    assert len(buffer.state_dict()["records"]) == 0
 
 
 def test_a_generated_group_may_be_dropped_when_it_got_too_old(tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -8,6 +11,7 @@ from slime_rl.buffer import payloads
 from slime_rl.buffer.conformance import check_buffer, fill
 from slime_rl.buffer.packed import PackedGroups
 from slime_rl.buffer.payloads import PayloadStore
+from slime_rl.data.state_files import load_state, save_state
 from slime_rl.types import Group, Sample
 
 
@@ -34,12 +38,12 @@ def test_packing_gives_groups_back_equal() -> None:
     assert PackedGroups.concat([packed, packed.select([1])]).unpack([4]) == [groups[1]]
 
 
-def test_packed_groups_survive_disk_and_json(tmp_path: Path) -> None:
+def test_packed_groups_survive_disk(tmp_path: Path) -> None:
     groups = [make_group(i) for i in range(3)]
     packed = PackedGroups.pack(groups)
     packed.save(tmp_path / "segment.safetensors")
     assert PackedGroups.load(tmp_path / "segment.safetensors").unpack(range(3)) == groups
-    assert PackedGroups.from_jsonable(packed.to_jsonable()).unpack([1]) == [groups[1]]
+    assert PackedGroups.from_flat(packed.to_flat()).unpack([1]) == [groups[1]]
 
 
 def test_packing_names_what_cannot_be_written() -> None:
@@ -93,28 +97,51 @@ def test_many_groups_are_packed_in_memory(tmp_path: Path, monkeypatch: pytest.Mo
         store.put(group)
     assert store.memory_bytes < 30 * 3 * 210 * 40
     assert store.get_many(range(30)) == groups
-    assert store.packed().unpack(range(30)) == groups
+    assert [group for block in store.packed() for group in block.unpack(range(len(block)))] == groups
 
 
-def test_a_full_disk_is_a_clear_error_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """The kernel refuses every byte beyond the fourth thousand of a file, in the middle of writing it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_is_a_clear_error_and_loses_nothing(tmp_path: Path) -> None:
     store = PayloadStore(5_000, tmp_path)
     groups = [make_group(i, num_tokens=100) for i in range(3)]
-
-    def full(self: PackedGroups, path: Path) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(PackedGroups, "save", full)
-    with pytest.raises(
-        OSError, match=r"--buffer-spill-dir .*cannot write .*No space left.*raise --buffer-memory-bytes"
-    ):
+    message = r"--buffer-spill-dir .*cannot write .*File too large.*raise --buffer-memory-bytes"
+    with full_disk(), pytest.raises(OSError, match=message):
         for group in groups:
             store.put(group)
     kept = [i for i in range(3) if i in store]
     assert kept and store.get_many(kept) == [groups[i] for i in kept]
-    monkeypatch.undo()
+    assert not list(tmp_path.glob("segment_*"))
     for group in groups[len(kept) :]:
         store.put(group)
     assert store.get_many(range(3)) == groups
+    assert list(tmp_path.glob("segment_*"))
+
+
+def test_a_checkpoint_of_spilled_groups_copies_them_file_by_file(tmp_path: Path) -> None:
+    groups = [make_group(i, num_tokens=100) for i in range(20)]
+    store = PayloadStore(5_000, tmp_path / "a")
+    for group in groups:
+        store.put(group)
+    save_state(tmp_path / "buffer.json", {"payloads": [packed.to_flat() for packed in store.packed()]})
+    store.close()
+    for budget in (None, 5_000):
+        resumed = PayloadStore(budget, tmp_path / f"b{budget}")
+        flats = load_state(tmp_path / "buffer.json")["payloads"]
+        resumed.load([PackedGroups.from_flat(flat) for flat in flats])
+        assert resumed.get_many(range(20)) == groups
+        assert (resumed.spilled_bytes > 0) == (budget is not None)
+        assert budget is None or resumed.memory_bytes <= budget
+        resumed.close()
 
 
 def test_two_runs_cannot_share_a_spill_folder_and_left_overs_are_cleared(tmp_path: Path) -> None:
