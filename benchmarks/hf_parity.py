@@ -2,9 +2,8 @@
 
     python benchmarks/hf_parity.py [MODEL_DIR]
 
-Without MODEL_DIR: random Llama, Qwen2.5, Qwen3 (tied and untied), Qwen3-MoE and DeepSeek-V3 (MLA and experts). Also
-checks that Hugging Face -> Megatron -> Hugging Face gives every weight back bit by bit. Prints a Markdown table and,
-last, `models=… max_abs_logprob_diff=…`.
+Without MODEL_DIR: a random model of every family (benchmarks/tiny_models.py). Also checks that Hugging Face -> Megatron
+-> Hugging Face gives every weight back bit by bit. Prints a table and, last, `models=… max_abs_logprob_diff=…`.
 """
 
 from __future__ import annotations
@@ -20,18 +19,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.trainer_cases import free_ports, make_batch, make_checkpoint, make_config
+from benchmarks.tiny_models import CATALOGUE, make_named
+from benchmarks.trainer_cases import free_ports, make_batch, make_config
 from slime_rl.data.batches import RolloutBatch
+from slime_rl.trainer.hf_folder import HFFolder
 from slime_rl.trainer.worker import TrainWorker
-
-RANDOM_MODELS: list[tuple[str, str, dict[str, Any]]] = [
-    ("Llama", "llama", {}),
-    ("Qwen2.5 (biases)", "qwen2", {}),
-    ("Qwen3 (query-key norm)", "qwen3", {}),
-    ("Qwen3, tied embeddings", "qwen3", {"tie_word_embeddings": True}),
-    ("Qwen3-MoE", "qwen3_moe", {}),
-    ("DeepSeek-V3 (MLA, MoE)", "deepseek_v3", {}),
-]
 
 
 def hf_log_probs(model: Any, batch: RolloutBatch) -> torch.Tensor:
@@ -52,28 +44,28 @@ def compare(path: Path) -> tuple[float, float, bool]:
     batch = make_batch()
     want = hf_log_probs(model, batch)
     gaps = []
-    exported: dict[str, torch.Tensor] = {}
     for flags in (("--max-tokens-per-worker", "4096"), ("--micro-batch-size", "1")):
         worker = TrainWorker(make_config(path, *flags), 0, 1, "127.0.0.1", free_ports(1)[0])
         gaps.append(float((worker.compute_log_probs(batch) - want).abs().max()))
-        exported = dict(worker.export_weights())
+        if len(gaps) == 2:
+            with tempfile.TemporaryDirectory() as folder:
+                worker.save_hf(Path(folder) / "hf")
+                same = same_weights(path, Path(folder) / "hf")
         worker.shutdown()
-    return gaps[0], gaps[1], same_weights(path, exported)
+    return gaps[0], gaps[1], same
 
 
-def same_weights(path: Path, exported: dict[str, torch.Tensor]) -> bool:
-    from safetensors import safe_open
-
-    names: set[str] = set()
-    for file in path.glob("*.safetensors"):
-        with safe_open(file, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118 (safe_open is no mapping)
-                names.add(name)
-                tensor = opened.get_tensor(name)
-                if name in exported and not torch.equal(exported[name], tensor.to(exported[name].dtype)):
-                    return False
-    missing = names - exported.keys()
-    return exported.keys() <= names and missing <= {"lm_head.weight"}  # a tied model may store it twice
+def same_weights(original: Path, exported: Path) -> bool:
+    """Whether the two folders hold the same weights, bit by bit (in the type of the exported ones)."""
+    ours, theirs = HFFolder(exported), HFFolder(original)
+    missing = set(theirs.names) - set(ours.names)
+    if not set(ours.names) <= set(theirs.names) or not missing <= {"lm_head.weight"}:  # a tied model may store it twice
+        return False
+    for name in ours.names:
+        tensor = ours.tensor(name)
+        if not torch.equal(tensor, theirs.tensor(name).to(tensor.dtype)):
+            return False
+    return True
 
 
 def main() -> None:
@@ -86,9 +78,9 @@ def main() -> None:
         if chosen is not None:
             rows.append((chosen.name, *compare(chosen)))
         else:
-            for i, (name, kind, overrides) in enumerate(RANDOM_MODELS):
+            for i, name in enumerate(CATALOGUE):
                 path = Path(folder) / str(i)
-                make_checkpoint(path, kind, **overrides)
+                make_named(path, name)
                 rows.append((name, *compare(path)))
     print("| model | packed | unpacked | weights come back bitwise |")
     print("|---|---|---|---|")

@@ -8,91 +8,19 @@ import socket
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.tiny_models import VOCAB_SIZE, make_checkpoint
 from slime_rl.config import Config, parse_config
 from slime_rl.data.batches import RolloutBatch, split_for_data_parallel
 from slime_rl.data.ragged import Ragged
 
-VOCAB_SIZE = 131  # a prime: no tensor-parallel size divides it
 START_TIMEOUT_S = 300
-# No two dimensions are equal, so that a transposed or mixed-up weight cannot go unnoticed.
-SHAPE: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-6,
-    "dtype": "float32",
-}
-
-
-def make_checkpoint(folder: Path, kind: str = "qwen3", *, seed: int = 0, **overrides: Any) -> Any:
-    """A random model of an architecture, saved by transformers; returns the transformers model.
-
-    Kinds: llama, qwen2 (biases), qwen3 (query-key norm), qwen3_moe, deepseek_v3 (MLA and experts).
-    """
-    import transformers as hf
-
-    makers: dict[str, Callable[[], Any]] = {
-        "llama": lambda: hf.LlamaConfig(**SHAPE | {"head_dim": 12} | overrides),
-        "qwen2": lambda: hf.Qwen2Config(**SHAPE | overrides),
-        "qwen3": lambda: hf.Qwen3Config(**SHAPE | {"head_dim": 16, "tie_word_embeddings": False} | overrides),
-        "qwen3_moe": lambda: hf.Qwen3MoeConfig(**SHAPE | MOE | {"head_dim": 16} | overrides),
-        "deepseek_v3": lambda: hf.DeepseekV3Config(**SHAPE | MLA | overrides),
-    }
-    torch.manual_seed(seed)
-    model = hf.AutoModelForCausalLM.from_config(makers[kind]()).float()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.add_(torch.randn_like(parameter) * 0.1)  # norms and biases that matter
-            else:
-                parameter.normal_(0, 0.08)
-        for name, buffer in model.named_buffers():
-            if "e_score_correction_bias" in name:
-                buffer.normal_(0, 0.05)
-    model.save_pretrained(folder)
-    return model
-
-
-MOE: dict[str, Any] = {
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 40,
-    "norm_topk_prob": True,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
-    "router_aux_loss_coef": 0.0,
-}
-MLA: dict[str, Any] = {
-    "num_key_value_heads": 4,
-    "q_lora_rank": 32,
-    "kv_lora_rank": 20,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 12,
-    "n_routed_experts": 4,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 2,
-    "n_group": 2,
-    "topk_group": 1,
-    "moe_intermediate_size": 40,
-    "first_k_dense_replace": 1,
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 2.5,
-    "scoring_func": "sigmoid",
-    "topk_method": "noaux_tc",
-    "num_nextn_predict_layers": 0,
-}
+__all__ = ["make_checkpoint"]  # used from here by tests of the trainer
 
 
 def make_config(hf_path: Path, *flags: str, groups: int = 4, samples: int = 3, workers: int = 1) -> Config:

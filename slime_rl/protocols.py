@@ -179,11 +179,18 @@ class ModelProvider(Protocol):
 class ModelConversion(Protocol):
     """`--model-conversion-path`: weights between Hugging Face names and this rank's Megatron modules.
 
-    The class is constructed as `cls(config, hf_path)`.
+    The class is constructed as `cls(config, hf_path)`. Its attribute `architecture` (trainer/architecture.py) says what
+    model is built. Most plugins set `family` on a subclass of `trainer.conversion.FamilyConversion`.
     """
+
+    architecture: Any
 
     def load_weights(self, models: list[Any], hf_path: str) -> None: ...
 
     def export_weights(self, models: list[Any]) -> Iterator[tuple[str, Any]]:
         """(Hugging Face name, full tensor) on every rank, in a fixed order."""
+        ...
+
+    def kept_weights(self, hf_path: str) -> Iterator[tuple[str, Any]]:
+        """Weights of the folder that no module holds and an exported folder must have all the same."""
         ...

@@ -29,6 +29,7 @@ from slime_rl.cluster.errors import explain, write_error_log
 from slime_rl.cluster.ray_session import ray_session, with_device
 from slime_rl.cluster.run_folder import run_folder
 from slime_rl.config import Config, parse_config
+from slime_rl.config.model_folder import check_model_files
 from slime_rl.config.notes import config_notes
 from slime_rl.engine.arguments import check_context_length, check_router_args, check_sglang_args
 from slime_rl.engine.device import engine_device
@@ -203,6 +204,9 @@ def preflight(config: Config) -> None:
     Raises:
         ValueError: the first thing that does not fit.
     """
+    check_model_files("--hf-checkpoint", config.model.hf_checkpoint)
+    if config.model.ref_load is not None:
+        check_model_files("--ref-load", config.model.ref_load, needs_tokenizer=False)
     check_sglang_args(config)
     check_router_args(config)
     check_trainer(config)

@@ -26,8 +26,9 @@ class ModelConfig:
     model_provider_path: str | None = None
     """Function that builds the Megatron model, as package.module:name."""
 
-    model_conversion_path: str = "mbridge"
-    """Class that maps weights between Hugging Face and Megatron: mbridge, or package.module:name."""
+    model_conversion_path: str = "families"
+    """Class that maps config and weights between Hugging Face and Megatron: families (ours, docs/models.md), mbridge
+    (architectures that only it knows), or package.module:name."""
 
     trust_remote_code: bool = False
     """Run Python files that come with a checkpoint's tokenizer or config."""

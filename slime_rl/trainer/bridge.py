@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints and Megatron models through mbridge, with the corrections it needs.
+"""`--model-conversion-path mbridge`: architectures that only mbridge knows, with the corrections it needs.
 
     config.json ──► open_bridge ──► TransformerConfig, layer spec, GPTModel arguments   (for trainer/model.py)
     safetensors ──► MbridgeConversion.load_weights ──► Megatron modules ──► export_weights ──► (HF name, full tensor)
@@ -19,30 +19,20 @@ import torch.distributed as dist
 from mbridge import AutoBridge  # noqa: F401  (fills the registry)
 from mbridge.core.bridge import _MODEL_REGISTRY
 from mbridge.core.safetensor_io import SafeTensorIO
+from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.transformer import MLATransformerConfig
 from torch import Tensor
 from transformers import AutoConfig
 
 from slime_rl.config import Config
-from slime_rl.trainer.arguments import parse_megatron_args
+from slime_rl.trainer.architecture import DTYPES, Architecture, run_arguments
+from slime_rl.trainer.conversion import extra_layers
 from slime_rl.trainer.cpu.attention import use_local_modules
 from slime_rl.trainer.device import resolve_device
-from slime_rl.trainer.rope import rope_arguments
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-# Kernels and fusions that need Transformer Engine, Apex or CUDA.
-WITHOUT_TRANSFORMER_ENGINE: dict[str, Any] = {
-    "masked_softmax_fusion": False,
-    "persist_layer_norm": False,
-    "gradient_accumulation_fusion": False,
-    "bias_activation_fusion": False,
-    "bias_dropout_fusion": False,
-    "moe_grouped_gemm": False,
-    "moe_shared_expert_overlap": False,
-    "attention_backend": "auto",
-    "cp_comm_type": "all_gather",
-}
+from slime_rl.trainer.families.fields import Fields
+from slime_rl.trainer.hf_folder import HFFolder
+from slime_rl.trainer.rope import rope_parameters
 
 
 def open_bridge(config: Config, hf_path: str) -> Any:
@@ -56,7 +46,7 @@ def open_bridge(config: Config, hf_path: str) -> Any:
     if base is None:
         known = ", ".join(sorted(_MODEL_REGISTRY))
         raise ValueError(f"--hf-checkpoint {hf_path}: architecture {hf_config.model_type!r} is not one of {known}")
-    rope = rope_arguments(hf_config)
+    rope = _rope_arguments(Fields(hf_path, config.model.trust_remote_code))
     hf_config.rope_theta = rope["rotary_base"]  # transformers 5 keeps it in rope_parameters; mbridge reads it here
     has_te = resolve_device(config.cluster.device).has_transformer_engine
     bridge = _corrected(base, hf_config, rope, has_te)(
@@ -64,30 +54,29 @@ def open_bridge(config: Config, hf_path: str) -> Any:
         dtype=DTYPES[config.model.train_dtype],
         make_vocab_size_divisible_by=config.parallel.tensor_model_parallel_size,
     )
-    bridge.set_extra_args(**_transformer_arguments(config, hf_config, has_te))
+    arguments = run_arguments(config, has_te)
+    if getattr(hf_config, "n_group", None):  # DeepSeek's group-limited routing, which mbridge leaves out
+        arguments |= {"moe_router_num_groups": hf_config.n_group, "moe_router_group_topk": hf_config.topk_group}
+    bridge.set_extra_args(**arguments)
     bridge.vocab_size = hf_config.vocab_size
     tp = config.parallel.tensor_model_parallel_size
     bridge.padded_vocab_size = -(-hf_config.vocab_size // tp) * tp
     return bridge
 
 
-def _transformer_arguments(config: Config, hf_config: Any, has_te: bool) -> dict[str, Any]:
-    """What differs from mbridge's own TransformerConfig."""
-    arguments: dict[str, Any] = {
-        "calculate_per_token_loss": True,  # gradients are plain sums: token weights already hold every denominator
-        "variable_seq_lengths": True,
-        "sequence_parallel": config.parallel.sequence_parallel,
-        "attention_dropout": 0.0,  # the engines have none, and log-probs must be theirs
-        "hidden_dropout": 0.0,
-        "use_cpu_initialization": resolve_device(config.cluster.device).kind == "cpu",
-    }
-    if not has_te:
-        arguments |= WITHOUT_TRANSFORMER_ENGINE
-    if config.model.recompute_activations:
-        arguments |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-    if getattr(hf_config, "n_group", None):  # DeepSeek's group-limited routing, which mbridge leaves out
-        arguments |= {"moe_router_num_groups": hf_config.n_group, "moe_router_group_topk": hf_config.topk_group}
-    return arguments | parse_megatron_args(config.model.megatron_args).transformer
+def _rope_arguments(fields: Fields) -> dict[str, Any]:
+    """`rotary_base` and scaling for GPTModel; what mbridge's models were written for."""
+    found = rope_parameters(fields)
+    if found["rope_type"] not in ("default", "linear"):
+        raise ValueError(
+            f"{fields.path}/config.json: --model-conversion-path mbridge has no rope_type {found['rope_type']!r}"
+        )
+    arguments: dict[str, Any] = {"rotary_base": found["rope_theta"]}
+    if found["partial_rotary_factor"] != 1.0:
+        arguments["rotary_percent"] = found["partial_rotary_factor"]
+    if found["rope_type"] == "linear":
+        arguments["seq_len_interpolation_factor"] = found["factor"]
+    return arguments
 
 
 def _corrected(base: Any, hf_config: Any, rope: dict[str, Any], has_te: bool) -> Any:
@@ -133,7 +122,20 @@ class MbridgeConversion:
     """Weights between Hugging Face names and this rank's Megatron modules (`ModelConversion`)."""
 
     def __init__(self, config: Config, hf_path: str) -> None:
-        self.bridge = open_bridge(config, hf_path)
+        self.bridge = bridge = open_bridge(config, hf_path)
+
+        def build(first: bool, last: bool, vp_stage: int | None) -> Any:
+            return GPTModel(
+                config=bridge.config,
+                transformer_layer_spec=bridge._get_transformer_layer_spec(vp_stage),
+                pre_process=first,
+                post_process=last,
+                share_embeddings_and_output_weights=bool(getattr(bridge.hf_config, "tie_word_embeddings", False)),
+                **bridge._get_gptmodel_args() | {"vocab_size": bridge.padded_vocab_size},
+                **({} if vp_stage is None else {"vp_stage": vp_stage}),
+            )
+
+        self.architecture = Architecture(bridge.config, bridge.vocab_size, bridge.padded_vocab_size, build)
         self.is_mla = bool(getattr(self.bridge.config, "multi_latent_attention", False))
         self.is_local_spec = not resolve_device(config.cluster.device).has_transformer_engine
 
@@ -156,6 +158,10 @@ class MbridgeConversion:
             if name not in seen:  # tied embeddings live on the first and on the last pipeline stage
                 seen.add(name)
                 yield name, tensor.detach()
+
+    def kept_weights(self, hf_path: str) -> Iterator[tuple[str, Tensor]]:
+        """What the folder has beyond the model that is trained: layers for predicting further tokens."""
+        return extra_layers(HFFolder(hf_path), self.architecture.config.num_layers)
 
     def _views(self, models: list[Any]) -> list[_NamesAsInTE]:
         return [_NamesAsInTE(model, self.is_mla, self.is_local_spec) for model in models]

@@ -7,16 +7,16 @@ from typing import Any
 import torch
 from megatron.core import parallel_state as mpu
 from megatron.core import tensor_parallel
-from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.module import Float16Module
 from torch import Tensor
 
 from slime_rl.config import Config
+from slime_rl.trainer.architecture import Architecture
 from slime_rl.trainer.distributed import Layout
 from slime_rl.trainer.plugins import MODEL_PROVIDER
 
 
-def build_models(config: Config, bridge: Any, layout: Layout, device: torch.device) -> list[Any]:
+def build_models(config: Config, architecture: Architecture, layout: Layout, device: torch.device) -> list[Any]:
     """The model chunks of this pipeline stage (one unless stages are interleaved), on `device`, without weights.
 
     In bfloat16 each is wrapped in Float16Module.
@@ -26,32 +26,22 @@ def build_models(config: Config, bridge: Any, layout: Layout, device: torch.devi
         vp_stage = stage if layout.vpp_size else None
         where = {} if vp_stage is None else {"ignore_virtual": False, "vp_stage": vp_stage}
         first, last = mpu.is_pipeline_first_stage(**where), mpu.is_pipeline_last_stage(**where)
-        model = _build_one(config, bridge, first, last, vp_stage)
+        model = _build_one(config, architecture, first, last, vp_stage)
         for parameter in model.parameters():
             tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
         _defer_output_layer(model)
         model.to(device)
-        models.append(Float16Module(bridge.config, model) if bridge.config.bf16 else model)
+        models.append(Float16Module(architecture.config, model) if architecture.config.bf16 else model)
     return models
 
 
-def _build_one(config: Config, bridge: Any, first: bool, last: bool, vp_stage: int | None) -> Any:
+def _build_one(config: Config, architecture: Architecture, first: bool, last: bool, vp_stage: int | None) -> Any:
     path = config.model.model_provider_path
-    if path is not None:
-        if vp_stage is not None:
-            raise ValueError("--model-provider-path does not go with --megatron-virtual-pipeline-model-parallel-size")
-        return MODEL_PROVIDER.load(path)(config, bridge.config, first, last)
-    arguments = bridge._get_gptmodel_args() | {"vocab_size": bridge.padded_vocab_size}
+    if path is None:
+        return architecture.build(first, last, vp_stage)
     if vp_stage is not None:
-        arguments["vp_stage"] = vp_stage
-    return GPTModel(
-        config=bridge.config,
-        transformer_layer_spec=bridge._get_transformer_layer_spec(vp_stage),
-        pre_process=first,
-        post_process=last,
-        share_embeddings_and_output_weights=bool(getattr(bridge.hf_config, "tie_word_embeddings", False)),
-        **arguments,
-    )
+        raise ValueError("--model-provider-path does not go with --megatron-virtual-pipeline-model-parallel-size")
+    return MODEL_PROVIDER.load(path)(config, architecture.config, first, last)
 
 
 def _defer_output_layer(model: Any) -> None:

@@ -6,6 +6,11 @@ from slime_rl.protocols import ModelConversion, ModelProvider
 from slime_rl.registry import ExtensionPoint
 
 MODEL_CONVERSION = ExtensionPoint(
-    "--model-conversion-path", ModelConversion, {"mbridge": "slime_rl.trainer.bridge:MbridgeConversion"}
+    "--model-conversion-path",
+    ModelConversion,
+    {
+        "families": "slime_rl.trainer.conversion:FamilyConversion",
+        "mbridge": "slime_rl.trainer.bridge:MbridgeConversion",
+    },
 )
 MODEL_PROVIDER = ExtensionPoint("--model-provider-path", ModelProvider, {})

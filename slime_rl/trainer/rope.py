@@ -1,34 +1,47 @@
-"""Rotary position embeddings: what the checkpoint says, as arguments of Megatron's GPTModel."""
+"""Rotary position embeddings: what the checkpoint says, and the frequencies that transformers computes from it."""
 
 from __future__ import annotations
 
 from typing import Any
 
-LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+import torch
+from torch import Tensor
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from slime_rl.trainer.families.fields import Fields
+
+# Frequencies that do not depend on the length of the sequence.
+SUPPORTED = ("default", "linear", "llama3", "yarn")
 
 
-def rope_arguments(hf_config: Any) -> dict[str, Any]:
-    """`rotary_base` and scaling for GPTModel.
+def rope_parameters(f: Fields) -> dict[str, Any]:
+    """`rope_theta`, `rope_type` and what that type takes, from the places where transformers 4 and 5 keep it.
 
     Raises:
-        ValueError: a kind of scaling that Megatron would compute differently; training would go on silently wrong.
+        ValueError: no base, or a type that is not supported.
     """
-    parameters = getattr(hf_config, "rope_parameters", None) or getattr(hf_config, "rope_scaling", None) or {}
-    base = parameters.get("rope_theta") or getattr(hf_config, "rope_theta", None)
+    f.ignore("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
+    found = dict(getattr(f.hf, "rope_parameters", None) or {})
+    base = found.get("rope_theta") or f.raw.get("rope_theta")
     if base is None:
-        raise ValueError(f"the checkpoint's config.json ({hf_config.model_type}) has no rope_theta")
-    arguments: dict[str, Any] = {"rotary_base": base}
-    partial = parameters.get("partial_rotary_factor") or getattr(hf_config, "partial_rotary_factor", None)
-    if partial is not None and partial != 1.0:
-        arguments["rotary_percent"] = partial
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
-    if kind == "linear":
-        arguments["seq_len_interpolation_factor"] = parameters["factor"]
-    elif kind == "llama3":
-        other = {name: parameters.get(name) for name, value in LLAMA3.items() if parameters.get(name) != value}
-        if other:
-            raise ValueError(f"rope_type llama3: Megatron computes it with {LLAMA3}, the checkpoint has {other}")
-        arguments |= {"rope_scaling": True, "rope_scaling_factor": parameters["factor"]}
-    elif kind != "default":
-        raise ValueError(f"rope_type {kind!r} of the checkpoint is not supported; default, linear and llama3 are")
-    return arguments
+        raise ValueError(f"{f.path}/config.json: there is no rope_theta in a {f.model_type} model")
+    kind = found.get("rope_type") or found.get("type") or "default"
+    if kind not in SUPPORTED:
+        raise ValueError(
+            f"{f.path}/config.json: rope_type {kind!r} is not supported; {', '.join(SUPPORTED)} are (the others depend "
+            "on the length of each sequence)"
+        )
+    partial = found.get("partial_rotary_factor") or f.raw.get("partial_rotary_factor") or 1.0
+    return found | {"rope_theta": base, "rope_type": kind, "partial_rotary_factor": partial}
+
+
+def rotary_frequencies(f: Fields, head_dim: int) -> tuple[Tensor, float, float]:
+    """(inverse frequencies `[rotated channels / 2]` float32, share of channels rotated, factor on cosine and sine)."""
+    found = rope_parameters(f)
+    share = float(found["partial_rotary_factor"])
+    if found["rope_type"] == "default":
+        width = int(head_dim * share)
+        steps = torch.arange(0, width, 2, dtype=torch.int64).float() / width
+        return 1.0 / (found["rope_theta"] ** steps), share, 1.0
+    frequencies, factor = ROPE_INIT_FUNCTIONS[found["rope_type"]](f.hf, torch.device("cpu"))
+    return frequencies, share, float(factor)

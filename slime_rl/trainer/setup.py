@@ -11,7 +11,6 @@ from transformers import AutoConfig
 
 from slime_rl.config import Config
 from slime_rl.trainer.arguments import parse_megatron_args
-from slime_rl.trainer.bridge import open_bridge
 from slime_rl.trainer.distributed import Layout
 from slime_rl.trainer.head import head_spec
 from slime_rl.trainer.model import build_models
@@ -37,20 +36,20 @@ def build_state(config: Config, layout: Layout, device: torch.device) -> tuple[T
         ValueError: parallel sizes, a reference or a checkpoint that do not fit the model.
     """
     path, args = config.model.hf_checkpoint, parse_megatron_args(config.model.megatron_args)
-    bridge = open_bridge(config, path)
-    _check_shape(config, bridge.config)
     conversion = MODEL_CONVERSION.load(config.model.model_conversion_path)(config, path)
-    models = build_models(config, bridge, layout, device)
+    architecture = conversion.architecture
+    _check_shape(config, architecture.config)
+    models = build_models(config, architecture, layout, device)
     reference = None
     if config.algorithm.needs_reference:
         _check_reference(config)
         conversion.load_weights(models, config.model.reference_path)
         reference = ReferenceWeights(models)
     conversion.load_weights(models, path)
-    wrapped = wrap_ddp(models, bridge.config, args)
+    wrapped = wrap_ddp(models, architecture.config, args)
     optimizer = make_optimizer(config, wrapped, args)
     temperature = 1.0 if config.train.loss == "sft" else config.sampling.rollout_temperature
-    head = head_spec(layout.tp.group, layout.tp.rank, layout.tp.size, bridge.vocab_size, temperature)
+    head = head_spec(layout.tp.group, layout.tp.rank, layout.tp.size, architecture.vocab_size, temperature)
     state = TrainState(
         config=config,
         layout=layout,
@@ -59,7 +58,7 @@ def build_state(config: Config, layout: Layout, device: torch.device) -> tuple[T
         optimizer=optimizer,
         scheduler=make_scheduler(config, optimizer),
         head=head,
-        hidden_size=bridge.config.hidden_size,
+        hidden_size=architecture.config.hidden_size,
         reference=reference,
     )
     dist.barrier()

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -126,7 +127,8 @@ class TrainWorker:
         """Write a Hugging Face folder (weights, config, tokenizer, chat template) that transformers and SGLang load."""
         from slime_rl.trainer.hf_export import save_hf
 
-        save_hf(self.export_weights(), Path(path), self.config, is_writer=self.rank == 0)
+        kept = self.conversion.kept_weights(self.config.model.hf_checkpoint) if self.rank == 0 else ()
+        save_hf(chain(self.export_weights(), kept), Path(path), self.config, is_writer=self.rank == 0)
 
     def save(self, path: str | Path, step: int, extra: dict[str, Any]) -> None:
         """Write model, optimizer, schedule and random state into `path`; the caller makes the folder atomic."""

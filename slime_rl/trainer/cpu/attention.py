@@ -11,9 +11,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
 
-from slime_rl.trainer.cpu.norm import RMSNorm
+from slime_rl.trainer.cpu.norm import LayerNorm, RMSNorm
 
 
 class PackedAttention(torch.nn.Module):
@@ -40,6 +41,8 @@ class PackedAttention(torch.nn.Module):
         super().__init__()
         self.softmax_scale = softmax_scale
         self.cp_group = pg_collection.cp
+        windowed = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number)
+        self.window = config.window_size[0] + 1 if windowed else None  # tokens a query sees, its own included
 
     def forward(
         self,
@@ -93,8 +96,11 @@ class PackedAttention(torch.nn.Module):
         """Causal attention of `q [n, sq, h, d]`, the end of the span of `k [n, sk, hk, d]` -> `[n, sq, h, dv]`."""
         num_queries, num_keys = q.size(1), k.size(1)
         mask = None
-        if num_queries != num_keys:
+        is_windowed = self.window is not None and num_keys > self.window
+        if num_queries != num_keys or is_windowed:
             mask = torch.ones(num_queries, num_keys, dtype=torch.bool, device=q.device).tril(num_keys - num_queries)
+        if mask is not None and self.window is not None:
+            mask = mask.triu(num_keys - num_queries - self.window + 1)
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         out = F.scaled_dot_product_attention(
             q, k, v, mask, is_causal=mask is None, scale=self.softmax_scale, enable_gqa=True
@@ -120,18 +126,19 @@ def _in_order(gathered: Tensor, at: int, chunk: int) -> Tensor:
     return torch.cat(first + second[::-1])
 
 
-def use_local_modules(spec: Any) -> Any:
+def use_local_modules(spec: Any, normalization: str = "RMSNorm") -> Any:
     """Put the attention and norm of this folder into get_gpt_decoder_block_spec(use_transformer_engine=False)."""
     from megatron.core.transformer import multi_latent_attention
     from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
+    norm = RMSNorm if normalization == "RMSNorm" else LayerNorm
     for layer in getattr(spec, "layer_specs", [spec]):
         attention = layer.submodules.self_attention.submodules
         attention.core_attention = PackedAttention
         for submodules in (layer.submodules, attention):
             for name, value in vars(submodules).items():
                 if value is WrappedTorchNorm:
-                    setattr(submodules, name, RMSNorm)
+                    setattr(submodules, name, norm)
         if hasattr(attention, "linear_kv_down_proj"):
             from megatron.core.post_training.modelopt.layers import Linear
 
@@ -139,5 +146,5 @@ def use_local_modules(spec: Any) -> Any:
             # the gradient of the shared rotary key over the tensor-parallel workers.
             multi_latent_attention.Linear = attention.linear_q_down_proj = attention.linear_kv_down_proj = Linear
     if hasattr(spec, "layer_norm"):
-        spec.layer_norm = RMSNorm
+        spec.layer_norm = norm
     return spec

@@ -216,7 +216,14 @@ def test_flags_that_cannot_work_are_refused(model_path: Path, flags: list[str], 
 
 
 def test_weight_without_a_place_is_refused(model_path: Path, tmp_path: Path) -> None:
-    make_checkpoint(tmp_path / "biased", "llama", attention_bias=True, num_hidden_layers=2)
+    from safetensors.torch import save_file
+
+    make_checkpoint(tmp_path / "more", "llama", num_hidden_layers=2)
+    save_file({"model.layers.1.self_attn.o_proj.bias": torch.ones(48)}, tmp_path / "more" / "extra.safetensors")
     message = r"no place in the Megatron model of a llama, such as .*o_proj\.bias"
+    with pytest.raises(ValueError, match=message), open_worker(tmp_path / "more"):
+        pass
+    make_checkpoint(tmp_path / "biased", "llama", attention_bias=True, num_hidden_layers=2)
+    message = "attention_bias and mlp_bias must be equal, got True and False"
     with pytest.raises(ValueError, match=message), open_worker(tmp_path / "biased"):
         pass

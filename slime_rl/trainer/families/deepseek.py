@@ -1,0 +1,92 @@
+"""DeepSeek-V3, Kimi-K2 and Moonlight: latent attention (MLA), grouped sigmoid router, a multi-token-prediction layer.
+
+The extra layer for predicting a second token is neither trained nor used by the engines; it is carried along, so that
+an exported folder has it (see conversion.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slime_rl.trainer.families.family import (
+    LAYER,
+    Family,
+    Rules,
+    decoder,
+    dense_first,
+    expert_rules,
+    experts,
+    gated_mlp,
+    outer_rules,
+    sigmoid_router,
+)
+from slime_rl.trainer.families.fields import Fields
+from slime_rl.trainer.families.rules import Columns, Rows, Whole
+from slime_rl.trainer.rope import rope_parameters
+
+
+def _deepseek_v3(f: Fields) -> dict[str, Any]:
+    f.must_be("attention_bias", False, default=False)
+    f.must_be("rope_interleave", True, default=True)
+    f.must_be("moe_layer_freq", 1, default=1)
+    f.ignore("num_nextn_predict_layers", "num_mtp_layers", "head_dim", "qk_head_dim", "num_key_value_heads")
+    attention = {
+        "multi_latent_attention": True,
+        "num_query_groups": f("num_attention_heads"),
+        "qk_layernorm": True,
+        "q_lora_rank": f("q_lora_rank"),
+        "kv_lora_rank": f("kv_lora_rank"),
+        "qk_head_dim": f("qk_nope_head_dim"),
+        "qk_pos_emb_head_dim": f("qk_rope_head_dim"),
+        "v_head_dim": f("v_head_dim"),
+    }
+    shared = f("moe_intermediate_size") * (f("n_shared_experts") or 0)
+    moe = experts(
+        f,
+        count="n_routed_experts",
+        pattern=dense_first(f),
+        moe_shared_expert_intermediate_size=shared or None,
+    )
+    return decoder(f, **attention) | moe | sigmoid_router(f) | _rope(f)
+
+
+def _rope(f: Fields) -> dict[str, Any]:
+    """MLA has its own rotary embedding in every layer, with yarn's two scales."""
+    found = rope_parameters(f)
+    arguments: dict[str, Any] = {"rope_type": "rope", "rotary_base": found["rope_theta"], "rotary_scaling_factor": 1.0}
+    if found["rope_type"] == "yarn":
+        if found.get("attention_factor") is not None or not found.get("truncate", True):
+            raise ValueError(f"{f.path}/config.json: attention_factor and truncate of yarn are not built for MLA")
+        arguments |= {
+            "rope_type": "yarn",
+            "rotary_scaling_factor": found["factor"],
+            "original_max_position_embeddings": found["original_max_position_embeddings"],
+            "beta_fast": found.get("beta_fast") or 32,
+            "beta_slow": found.get("beta_slow") or 1,
+            "mscale": found.get("mscale") or 1.0,
+            "mscale_all_dim": found.get("mscale_all_dim") or 0.0,
+        }
+    elif found["rope_type"] != "default":
+        raise ValueError(f"{f.path}/config.json: rope_type of an MLA model must be default or yarn, got {found!r}")
+    return arguments
+
+
+def _rules(f: Fields) -> Rules:
+    ours, theirs = "self_attention.", LAYER + "self_attn."
+    return outer_rules(f) | {
+        "input_layernorm.weight": Whole(LAYER + "input_layernorm.weight"),
+        ours + "linear_q_proj.weight": Rows(theirs + "q_proj.weight"),
+        ours + "linear_q_down_proj.weight": Whole(theirs + "q_a_proj.weight"),
+        ours + "q_layernorm.weight": Whole(theirs + "q_a_layernorm.weight"),
+        ours + "linear_q_up_proj.weight": Rows(theirs + "q_b_proj.weight"),
+        ours + "linear_kv_down_proj.weight": Whole(theirs + "kv_a_proj_with_mqa.weight"),
+        ours + "kv_layernorm.weight": Whole(theirs + "kv_a_layernorm.weight"),
+        ours + "linear_kv_up_proj.weight": Rows(theirs + "kv_b_proj.weight"),
+        ours + "linear_proj.weight": Columns(theirs + "o_proj.weight"),
+        "pre_mlp_layernorm.weight": Whole(LAYER + "post_attention_layernorm.weight"),
+        **gated_mlp(LAYER + "mlp.", "mlp"),
+        **expert_rules(),
+    }
+
+
+DEEPSEEK_V3 = Family("deepseek_v3", _deepseek_v3, _rules, is_mla=True)

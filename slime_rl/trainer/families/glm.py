@@ -1,0 +1,54 @@
+"""GLM-4 (norms on both sides of each part, interleaved half rotary) and GLM-4.5 (experts behind DeepSeek's router)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slime_rl.trainer.families.family import (
+    LAYER,
+    Family,
+    Rules,
+    decoder,
+    dense_first,
+    expert_rules,
+    experts,
+    sigmoid_router,
+    standard_rules,
+)
+from slime_rl.trainer.families.fields import Fields
+from slime_rl.trainer.families.modules import norm_outputs
+from slime_rl.trainer.families.rules import StackedInOne, Whole
+
+
+def _glm4(f: Fields) -> dict[str, Any]:
+    return decoder(f, add_qkv_bias=bool(f("attention_bias")), rotary_interleaved=True)
+
+
+def _glm4_rules(f: Fields) -> Rules:
+    return standard_rules(f) | {
+        "self_attention.output_norm.weight": Whole(LAYER + "post_self_attn_layernorm.weight"),
+        "mlp.linear_fc1.weight": StackedInOne(LAYER + "mlp.gate_up_proj.weight"),
+        "mlp.output_norm.weight": Whole(LAYER + "post_mlp_layernorm.weight"),
+    }
+
+
+def _glm4_moe(f: Fields) -> dict[str, Any]:
+    f.ignore("num_nextn_predict_layers", "num_mtp_layers")  # carried along, see deepseek.py
+    attention = decoder(f, add_qkv_bias=bool(f("attention_bias")), qk_layernorm=bool(f("use_qk_norm")))
+    shared = f("moe_intermediate_size") * f("n_shared_experts")
+    moe = experts(
+        f, count="n_routed_experts", pattern=dense_first(f), moe_shared_expert_intermediate_size=shared or None
+    )
+    return attention | moe | sigmoid_router(f)
+
+
+def _glm4_moe_rules(f: Fields) -> Rules:
+    return standard_rules(f) | expert_rules()
+
+
+def _glm4_spec(f: Fields, spec: Any) -> None:
+    norm_outputs(spec)
+
+
+GLM4 = Family("glm4", _glm4, _glm4_rules, adjust_spec=_glm4_spec)
+GLM4_MOE = Family("glm4_moe", _glm4_moe, _glm4_moe_rules)

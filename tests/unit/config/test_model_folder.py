@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+
+from slime_rl.config.model_folder import INDEX, check_model_files, weight_files
+
+
+def write_safetensors(path: Path, *, missing_bytes: int = 0) -> None:
+    header = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+    path.write_bytes((struct.pack("<Q", len(header)) + header + bytes(8))[: -missing_bytes or None])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    write_safetensors(tmp_path / "model.safetensors")
+    return tmp_path
+
+
+def test_whole_folder_passes(folder: Path) -> None:
+    check_model_files("--hf-checkpoint", folder)
+
+
+def test_folder_without_tokenizer_is_refused_unless_none_is_needed(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    check_model_files("--ref-load", folder, needs_tokenizer=False)
+    with pytest.raises(ValueError, match=r"--hf-checkpoint .*must hold a tokenizer .*found config\.json, model\.safe"):
+        check_model_files("--hf-checkpoint", folder)
+
+
+def test_folder_without_weights_is_refused(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"must hold weights as \*\.safetensors, found .*pytorch_model\.bin"):
+        check_model_files("--hf-checkpoint", folder)
+
+
+def test_file_that_is_cut_off_is_refused(folder: Path) -> None:
+    write_safetensors(folder / "model.safetensors", missing_bytes=3)
+    with pytest.raises(ValueError, match=r"--hf-checkpoint .*model\.safetensors: is cut off: .*found"):
+        check_model_files("--hf-checkpoint", folder)
+
+
+@pytest.mark.parametrize("content", [b"", b"abc", b"\xff" * 40, struct.pack("<Q", 4) + b"nope"])
+def test_file_that_is_no_safetensors_is_refused(folder: Path, content: bytes) -> None:
+    (folder / "model.safetensors").write_bytes(content)
+    with pytest.raises(ValueError, match=r"must be a (whole )?safetensors file"):
+        check_model_files("--hf-checkpoint", folder)
+
+
+def test_missing_shard_is_named(folder: Path) -> None:
+    names = [f"model-{i}-of-2.safetensors" for i in (1, 2)]
+    write_safetensors(folder / names[0])
+    (folder / INDEX).write_text(json.dumps({"weight_map": dict(zip("ab", names, strict=True))}))
+    with pytest.raises(ValueError, match=r"names 2 files, of which 1 are missing: model-2-of-2\.safetensors"):
+        check_model_files("--hf-checkpoint", folder)
+    write_safetensors(folder / names[1])
+    assert [file.name for file in weight_files(folder)] == names
+
+
+def test_broken_index_is_refused(folder: Path) -> None:
+    (folder / INDEX).write_text('{"weight_map": []}')
+    with pytest.raises(ValueError, match="must map names to files under weight_map"):
+        check_model_files("--hf-checkpoint", folder)
