@@ -14,6 +14,7 @@ import argparse
 import json
 import random
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 NUM_HELDOUT = 200
@@ -63,8 +64,8 @@ def write_tokenizer(folder: Path) -> int:
     return len(vocabulary)
 
 
-def write_model(folder: Path, seed: int) -> int:
-    """Random weights in the Qwen3 architecture; returns the number of parameters."""
+def write_model(folder: Path, seed: int, write_tokenizer: Callable[[Path], int] = write_tokenizer) -> int:
+    """Random weights in the Qwen3 architecture for a tokenizer; returns the number of parameters."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 

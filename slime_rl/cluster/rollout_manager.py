@@ -22,8 +22,10 @@ from slime_rl.config import Config
 from slime_rl.data.batches import rollout_batch_from_groups, split_for_data_parallel
 from slime_rl.data.rendering import load_tokenizer
 from slime_rl.data.state_files import load_state, save_state
+from slime_rl.engine.parsers import SglangParser
 from slime_rl.observability.metrics import summarise_samples
 from slime_rl.protocols import DataBuffer
+from slime_rl.rollout.agent.parsing import NEED_PARSER, TurnParser
 from slime_rl.rollout.client import EngineClient
 from slime_rl.rollout.continuous import ContinuousProduction
 from slime_rl.rollout.evaluation import Evaluator
@@ -62,11 +64,17 @@ class RolloutManager:
         self.fence = ProcessFence(config.reward.reward_num_workers, config.reward.reward_timeout_s)
         if config.reward.reward_function_path is None and config.reward.rm_type in FENCED_MODULES:
             self.fence.prewarm(FENCED_MODULES[config.reward.rm_type])
+        if config.rollout.generate_function_path in NEED_PARSER:
+            self._make_parser()  # its names are checked before engines matter
         self.evaluator = Evaluator(config, self._encode)
         if config.train.num_steps == 0:
             return
         self.dumps = open_dumps(config)
         self.opened = open_buffer(config, self._encode)
+
+    def _make_parser(self) -> TurnParser:
+        agent = self.config.agent
+        return SglangParser(agent.tool_call_parser, agent.reasoning_parser, self.config.cluster.device)
 
     def _encode(self, prompt: Prompt) -> list[int]:
         return encode_prompt(self.config, self.tokenizer, prompt.prompt, prompt.metadata)
@@ -82,7 +90,7 @@ class RolloutManager:
         if router_url is not None:
             slots = self.config.rollout.rollout_concurrency * self.config.cluster.rollout_num_engines
             client = EngineClient(router_url, max_in_flight=slots, timeout_s=self.config.rollout.request_timeout_s)
-        self.runtime = RolloutRuntime(client=client, tokenizer=self.tokenizer)
+        self.runtime = RolloutRuntime(client=client, tokenizer=self.tokenizer, make_parser=self._make_parser)
 
     @property
     def production(self) -> Production:
@@ -129,6 +137,9 @@ class RolloutManager:
         metrics["rollout/wait_s"] = waited
         if self.fence is not None:
             metrics |= self.fence.metrics()
+        if self.runtime is not None and self.runtime.client is not None and self.runtime.client.num_prompt_tokens:
+            client = self.runtime.client
+            metrics["rollout/cached_prompt_tokens_fraction"] = client.num_cached_tokens / client.num_prompt_tokens
         if self.log_function is not None:
             metrics |= extra_metrics(self.log_function, self.config, step, samples)
         seconds = metrics.get("rollout/seconds", 0.0)

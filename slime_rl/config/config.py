@@ -11,6 +11,7 @@ import typing
 from dataclasses import dataclass
 from pathlib import Path
 
+from slime_rl.config.agent import AgentConfig
 from slime_rl.config.algorithm import AlgorithmConfig
 from slime_rl.config.asynchrony import AsynchronyConfig
 from slime_rl.config.checks import check, check_data_files
@@ -40,6 +41,7 @@ class Config:
     asynchrony: AsynchronyConfig
     buffer: BufferConfig
     reward: RewardConfig
+    agent: AgentConfig
     evaluation: EvalConfig
     engine: EngineConfig
     router: RouterConfig

@@ -91,7 +91,7 @@ class RolloutConfig:
     --load-rollouts, sft with --loss sft, else group_loop."""
 
     generate_function_path: str = flag("single_turn", aliases=("--custom-generate-function-path",))
-    """How one sample is generated: single_turn, or package.module:name."""
+    """How one sample is generated: single_turn, agent_loop (several turns with tools), or package.module:name."""
 
     rollout_concurrency: int = flag(256, aliases=("--sglang-server-concurrency",))
     """Requests in flight to each engine."""

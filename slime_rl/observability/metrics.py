@@ -104,6 +104,13 @@ METRICS: tuple[Metric, ...] = (
             "Sampled tokens that never train because their sample was interrupted, late or over age."),
     _metric("rollout/interrupted_groups", "groups", "sum over the step", "Groups that went back unfinished."),
     _metric("rollout/groups_in_flight", "groups", "value when the step was taken", "Groups that were running then."),
+    _metric("rollout/num_turns_mean", "turns", "mean over multi-turn episodes", "Turns of the policy."),
+    _metric("rollout/tool_calls_mean", "calls", "mean over multi-turn episodes", "Tool calls that could be read."),
+    _metric("rollout/tool_errors_mean", "calls", "mean over multi-turn episodes", "Calls answered with an error."),
+    _metric("rollout/inexact_episodes_fraction", "share", "mean over multi-turn episodes",
+            "Completed episodes whose ids part from the chat template's rendering; docs/agents.md says why they may."),
+    _metric("rollout/cached_prompt_tokens_fraction", "share", "since the start of the run",
+            "Prompt tokens that engines found in their prefix cache."),
     _metric("rollout/sampling_rounds", "count", "sum over the step", "Times that prompts were asked for."),
     _metric("rewards/<event>", "count", "sum since the start of the run",
             "Calls of fenced reward code, and those that failed: timeouts, crashes, memory_failures, errors."),
@@ -173,6 +180,7 @@ def summarise_samples(
     }
     metrics |= _reward_metrics([value for s in finished if (value := reward_value(s.reward)) is not None])
     metrics |= _spread_metrics(finished)
+    metrics |= _agent_metrics([s.metadata["agent"] for s in finished if "agent" in s.metadata])
     if version is not None:
         metrics |= _staleness_metrics(finished, version)
     if seconds is not None and seconds > 0:
@@ -189,6 +197,20 @@ def _reward_metrics(rewards: list[float]) -> dict[str, float]:
         "rollout/reward_std": math.sqrt(fmean((r - mean) ** 2 for r in rewards)),
         "rollout/reward_max": max(rewards),
         "rollout/reward_min": min(rewards),
+    }
+
+
+def _agent_metrics(states: list[Any]) -> dict[str, float]:
+    """Of multi-turn episodes; `states` are what slime_rl.rollout.agent keeps in metadata["agent"]."""
+    states = [state for state in states if isinstance(state, dict) and "num_turns" in state]
+    if not states:
+        return {}
+    inexact = sum(state["parting"] is not None for state in states)
+    return {
+        "rollout/num_turns_mean": fmean(state["num_turns"] for state in states),
+        "rollout/tool_calls_mean": fmean(state["num_tool_calls"] for state in states),
+        "rollout/tool_errors_mean": fmean(state["num_tool_errors"] for state in states),
+        "rollout/inexact_episodes_fraction": inexact / len(states),
     }
 
 

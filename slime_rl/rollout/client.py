@@ -47,6 +47,7 @@ class EngineClient:
         self.url = url.rstrip("/")
         self.timeout_s = timeout_s
         self.num_retries = 0
+        self.num_prompt_tokens, self.num_cached_tokens = 0, 0  # of all answered requests
         self._slots = asyncio.Semaphore(max_in_flight)
         self._workers: tuple[float, list[str]] = (-math.inf, [])  # when they were asked for, the engines' URLs
         self._session = aiohttp.ClientSession(
@@ -97,7 +98,10 @@ class EngineClient:
             "return_logprob": True,
             "stream": False,
         }
-        return _generation(await self._post("/generate", body))
+        answer = _generation(await self._post("/generate", body))
+        self.num_prompt_tokens += len(input_ids)
+        self.num_cached_tokens += answer.num_cached_tokens
+        return answer
 
     async def abort(self, request_ids: Iterable[str]) -> None:
         """Have the engines end these requests, each of which is then answered with what it has.

@@ -14,7 +14,10 @@ from slime_rl.types import Sample, Status
 GENERATE_FUNCTIONS = ExtensionPoint(
     flag="--generate-function-path",
     protocol=GenerateFunction,
-    builtins={"single_turn": "slime_rl.rollout.generate:single_turn"},
+    builtins={
+        "agent_loop": "slime_rl.rollout.agent:agent_loop",
+        "single_turn": "slime_rl.rollout.generate:single_turn",
+    },
 )
 
 _STATUS = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}

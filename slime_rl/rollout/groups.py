@@ -17,6 +17,7 @@ from slime_rl.buffer.policies import DYNAMIC_FILTERS
 from slime_rl.config import Config
 from slime_rl.data.rendering import render_prompt
 from slime_rl.protocols import GenerateFunction, GroupFilter, RewardFunction
+from slime_rl.rollout.agent.tools import row_tools
 from slime_rl.rollout.generate import GENERATE_FUNCTIONS
 from slime_rl.rollout.rewards import REWARDS
 from slime_rl.rollout.runtime import current_runtime
@@ -155,7 +156,7 @@ def encode_prompt(
     config: Config, tokenizer: Any, prompt: str | list[dict[str, Any]], metadata: dict[str, Any]
 ) -> list[int]:
     """Token ids `[P]` of a prompt, its tools rendered by the chat template."""
-    return render_prompt(tokenizer, prompt, config.data.apply_chat_template, metadata.get("tools"))
+    return render_prompt(tokenizer, prompt, config.data.apply_chat_template, row_tools(config, metadata))
 
 
 def mask_older(sample: Sample, num_tokens: int) -> None:

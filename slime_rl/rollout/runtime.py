@@ -6,14 +6,18 @@ that plugin signatures stay small and nothing lives in a module global.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from slime_rl.rollout.client import EngineClient
 from slime_rl.rollout.lengths import LengthHistory
+
+if TYPE_CHECKING:
+    from slime_rl.rollout.agent.parsing import TurnParser
 
 _current: ContextVar[RolloutRuntime] = ContextVar("rollout_runtime")
 
@@ -22,7 +26,14 @@ _current: ContextVar[RolloutRuntime] = ContextVar("rollout_runtime")
 class RolloutRuntime:
     client: EngineClient | None  # None where no engine runs (--loss sft without evaluation)
     tokenizer: Any  # transformers.PreTrainedTokenizerFast
+    make_parser: Callable[[], TurnParser] | None = None  # of tool calls and reasoning; called when first needed
     lengths: LengthHistory = field(default_factory=LengthHistory)  # of the responses to each prompt
+
+    @cached_property
+    def parser(self) -> TurnParser:
+        if self.make_parser is None:
+            raise ValueError("no parser of tool calls here: the run's owner puts one into its RolloutRuntime")
+        return self.make_parser()
 
     @property
     def engine(self) -> EngineClient:

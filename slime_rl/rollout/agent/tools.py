@@ -1,0 +1,191 @@
+"""Tools that a policy may call: what it is shown of them, and what happens when it calls one.
+
+    metadata["tools"] of the row, else --tools ──► schemas in the prompt
+    call ──► known? arguments JSON? ──► fenced process (plain function) or this process (async function) ──► text
+
+Whatever goes wrong is text that begins with "Error:", for the policy to read; it never ends the episode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import json
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from slime_rl.config import Config
+from slime_rl.config.agent import AgentConfig
+from slime_rl.rollout.agent.parsing import ToolCall
+from slime_rl.rollout.rewards.fence import current_fence
+
+Schema = dict[str, Any]
+FENCED = "slime_rl.rollout.agent.fenced_call:call"
+BUILTIN = {
+    "calculator": "slime_rl.rollout.agent.builtin_tools:calculator",
+    "python": "slime_rl.rollout.agent.builtin_tools:python",
+}
+_JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
+_ENTRY_KEYS = {"name", "function", "timeout_s", "schema", "description"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tool:
+    """One tool. A plain function runs in a fenced process, an async one in the rollout process."""
+
+    name: str
+    function: str  # package.module:name
+    schema: Schema  # as in the OpenAI API: {"type": "function", "function": {...}}
+    timeout_s: float
+    is_async: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolAnswer:
+    text: str
+    failed: bool = False
+
+
+class ToolSet:
+    """Every tool that a run knows, by name."""
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self.tools = {tool.name: tool for tool in tools}
+
+    def schemas(self, entries: Sequence[str | Schema], where: str) -> list[Schema]:
+        """JSON schemas for names (looked up here) and schemas (taken as they are).
+
+        Raises:
+            ValueError: a name that is not known, or an entry that is neither; names `where` it stands.
+        """
+        found = []
+        for entry in entries:
+            if isinstance(entry, str):
+                if entry not in self.tools:
+                    raise ValueError(f"{where}: there is no tool {entry!r}; known are {', '.join(sorted(self.tools))}")
+                found.append(self.tools[entry].schema)
+            elif isinstance(entry, dict) and isinstance(entry.get("function"), dict):
+                found.append(entry)
+            else:
+                raise ValueError(f"{where}: a tool is a name or a schema with 'function', got {entry!r}")
+        return found
+
+    async def call(self, call: ToolCall, allowed: Sequence[str]) -> ToolAnswer:
+        """Run one call; failures are answers too."""
+        tool = self.tools.get(call.name)
+        if tool is None or call.name not in allowed:
+            return _error(f"there is no tool {call.name!r}; known are {', '.join(sorted(allowed)) or 'none'}")
+        try:
+            arguments = json.loads(call.arguments or "{}")
+        except ValueError as error:
+            return _error(f"the arguments are not JSON: {error}")
+        if not isinstance(arguments, dict):
+            return _error(f"the arguments must be a JSON object, got {call.arguments}")
+        return await (self._run_here(tool, arguments) if tool.is_async else self._run_fenced(tool, arguments))
+
+    async def _run_fenced(self, tool: Tool, arguments: dict[str, Any]) -> ToolAnswer:
+        answer = await current_fence().call(FENCED, tool.function, arguments, timeout_s=tool.timeout_s)
+        if answer.failure is None:
+            return ToolAnswer(text=str(answer.value))
+        if answer.failure == "timeout":
+            return _error(f"{tool.name} gave no answer within {tool.timeout_s:g} s")
+        return _error(answer.message or str(answer.failure))
+
+    async def _run_here(self, tool: Tool, arguments: dict[str, Any]) -> ToolAnswer:
+        try:
+            async with asyncio.timeout(tool.timeout_s):
+                value = await load_function(tool.function, tool.name)(**arguments)
+        except TimeoutError:
+            return _error(f"{tool.name} gave no answer within {tool.timeout_s:g} s")
+        except Exception as error:  # a tool may raise anything; the policy reads it
+            return _error(f"{type(error).__name__}: {error}")
+        return ToolAnswer(text=value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
+
+
+def row_tools(config: Config, metadata: dict[str, Any]) -> list[Schema] | None:
+    """JSON schemas of the tools that a prompt is shown: its own metadata["tools"], else --tools; None for none."""
+    entries = metadata.get("tools", config.agent.tools)
+    if not entries:
+        return None
+    if not isinstance(entries, (list, tuple)):
+        raise ValueError(f"metadata['tools'] must be a list of names or schemas, got {entries!r}")
+    return tool_set(config.agent).schemas(entries, "metadata['tools']" if "tools" in metadata else "--tools")
+
+
+@lru_cache(maxsize=4)
+def tool_set(config: AgentConfig) -> ToolSet:
+    """Built-in tools and those of --tool-config, loaded and checked.
+
+    Raises:
+        ValueError: an entry that is wrong; names file, entry and rule.
+    """
+    tools = [_tool({"name": name, "function": spec}, config.tool_timeout_s, name) for name, spec in BUILTIN.items()]
+    if config.tool_config is not None:
+        tools += _read_file(Path(config.tool_config), config.tool_timeout_s)
+    return ToolSet(tools)
+
+
+def _read_file(path: Path, timeout_s: float) -> list[Tool]:
+    where = f"--tool-config {path}"
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{where}: is not YAML: {error}") from error
+    entries = content.get("tools") if isinstance(content, dict) else None
+    if not isinstance(entries, list):
+        raise ValueError(f"{where}: must have a list under 'tools', got {content!r}")
+    return [_tool(entry, timeout_s, f"{where}: entry {number}") for number, entry in enumerate(entries, 1)]
+
+
+def _tool(entry: Any, timeout_s: float, where: str) -> Tool:
+    if not isinstance(entry, dict) or not {"name", "function"} <= entry.keys() or not entry.keys() <= _ENTRY_KEYS:
+        raise ValueError(f"{where}: needs 'name' and 'function' and may have {sorted(_ENTRY_KEYS)}, got {entry!r}")
+    function = load_function(entry["function"], where)
+    schema = entry.get("schema") or schema_of(function, entry["name"], where)
+    if "description" in entry:
+        schema = {**schema, "function": {**schema["function"], "description": entry["description"]}}
+    seconds = float(entry.get("timeout_s", timeout_s))
+    if seconds <= 0:
+        raise ValueError(f"{where}: 'timeout_s' must be > 0, got {seconds}")
+    is_async = inspect.iscoroutinefunction(function)
+    return Tool(name=entry["name"], function=entry["function"], schema=schema, timeout_s=seconds, is_async=is_async)
+
+
+def load_function(spec: str, where: str) -> Any:
+    """The function `package.module:name`. Raises ValueError with `where` when it cannot be had."""
+    module, colon, name = spec.partition(":")
+    try:
+        if not colon:
+            raise ValueError("write package.module:name")
+        return getattr(importlib.import_module(module), name)
+    except Exception as error:  # user code may raise anything at import
+        raise ValueError(f"{where}: cannot load {spec!r}: {type(error).__name__}: {error}") from error
+
+
+def schema_of(function: Any, name: str, where: str) -> Schema:
+    """JSON schema from a function's signature and the first paragraph of its docstring."""
+    hints = typing.get_type_hints(function)
+    properties: dict[str, Any] = {}
+    required = []
+    for parameter in inspect.signature(function).parameters.values():
+        kind = hints.get(parameter.name, str)
+        json_type = _JSON_TYPES.get(typing.get_origin(kind) or kind)
+        if json_type is None:
+            raise ValueError(f"{where}: no JSON type for {parameter.name}: {kind}; give the entry a 'schema'")
+        properties[parameter.name] = {"type": json_type}
+        if parameter.default is inspect.Parameter.empty:
+            required.append(parameter.name)
+    text = (inspect.getdoc(function) or name).split("\n\n")[0].replace("\n", " ")
+    parameters = {"type": "object", "properties": properties, "required": required}
+    return {"type": "function", "function": {"name": name, "description": text, "parameters": parameters}}
+
+
+def _error(text: str) -> ToolAnswer:
+    return ToolAnswer(text=f"Error: {text}", failed=True)

@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted_engine import answer
+from scripted_policy import TOKENIZER, calling, policy, tokens_of
+
+from slime_rl.rollout.agent import agent_loop
+from slime_rl.rollout.agent.builtin_tools import calculator, with_printed_end
+from slime_rl.rollout.agent.tools import row_tools, schema_of, tool_set
+from slime_rl.rollout.generate import GENERATE_FUNCTIONS
+from slime_rl.rollout.groups import encode_prompt
+from slime_rl.types import Sample, Status
+
+HERE = Path(__file__).parent
+END = "<|im_end|>"
+
+
+def run(tmp_path: Path, turns: list[Any], *flags: str, budget: int = 400, **metadata: Any) -> tuple[Sample, list[Any]]:
+    """One sample with a scripted policy; (the sample, the requests)."""
+
+    async def go() -> tuple[Sample, list[Any]]:
+        async with policy(tmp_path, turns, *flags) as (config, received):
+            sample = Sample(index=0, group_index=0, rollout_id=0, prompt="What is 17 * 3?", metadata=metadata)
+            sample.set_prompt_tokens(encode_prompt(config, TOKENIZER, sample.prompt, metadata))
+            while True:
+                assert await agent_loop(config, sample, {"max_new_tokens": budget}) is sample
+                if sample.status is not Status.ABORTED:
+                    return sample, received
+
+    return asyncio.run(go())
+
+
+@pytest.fixture(autouse=True)
+def tools_importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+
+
+def tool_file(tmp_path: Path) -> str:
+    path = tmp_path / "tools.yaml"
+    names = ("slow", "leave", "long_text", "gathered")
+    lines = [f"  - {{name: {name}, function: 'agent_tools:{name}', timeout_s: 0.5}}" for name in names]
+    path.write_text("tools:\n" + "\n".join(lines) + "\n")
+    return str(path)
+
+
+def contents(sample: Sample, role: str = "tool") -> list[str]:
+    return [m["content"] for m in sample.metadata["agent"]["messages"] if m["role"] == role]
+
+
+def test_it_is_a_registered_generate_function() -> None:
+    assert GENERATE_FUNCTIONS.load("agent_loop") is agent_loop
+    assert GENERATE_FUNCTIONS.load("slime_rl.rollout.agent:agent_loop") is agent_loop
+
+
+def test_a_call_is_answered_and_only_the_policys_tokens_are_trained(tmp_path: Path) -> None:
+    first, last = calling(("calculator", {"expression": "17 * 3"})), "51" + END
+    sample, requests = run(tmp_path, [first, last], "--tools", "calculator")
+    tool_text = "\n<|im_start|>user\n<tool_response>\n51\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    assert sample.response_tokens == tokens_of(first) + tokens_of(tool_text) + tokens_of(last)
+    a, b, c = len(tokens_of(first)), len(tokens_of(tool_text)), len(tokens_of(last))
+    assert sample.loss_mask == [1] * a + [0] * b + [1] * c
+    assert sample.weight_versions == [0] * a + [-1] * b + [0] * c
+    assert [len(r["input_ids"]) for r in requests] == [sample.prompt_length, sample.prompt_length + a + b]
+    assert sample.response == "51" and sample.status is Status.COMPLETED
+    state = sample.metadata["agent"]
+    assert (state["num_turns"], state["num_tool_calls"], state["num_tool_errors"]) == (2, 1, 0)
+    assert (state["stop_reason"], state["parting"]) == ("stop", None)
+
+
+def test_calls_of_one_turn_run_at_once_and_answer_in_order(tmp_path: Path) -> None:
+    calls = calling(
+        ("gathered", {"name": "a"}), ("calculator", {"expression": "1/3 + 2/3"}), ("gathered", {"name": "b"})
+    )
+    flags = ("--tool-config", tool_file(tmp_path))
+    sample, _ = run(tmp_path, [calls, "ok" + END], *flags, tools=["gathered", "calculator"])
+    assert contents(sample) == ['{"hello": "a"}', "1", '{"hello": "b"}']
+    assert sample.metadata["agent"]["parting"] is None
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (("slow", {"seconds": 30}), "Error: slow gave no answer within 0.5 s"),
+        (("leave", {}), "Error: the process died"),
+        (("calculator", {"expression": "1 / 0"}), "Error: ZeroDivisionError"),
+        (("calculator", {"expression": "__import__('os')"}), "Error: ValueError: not arithmetic"),
+        (("calculator", {"expression": "9**9**9"}), "Error: ValueError: the power"),
+        (("calculator", {"wrong": 1}), "Error: TypeError"),
+        (("search", {"x": 1}), "Error: there is no tool 'search'; known are calculator, leave, slow"),
+        (("long_text", {}), "Error: there is no tool 'long_text'"),  # exists, but this row was not shown it
+    ],
+)
+def test_what_goes_wrong_is_text_for_the_policy(
+    tmp_path: Path, call: tuple[str, dict[str, Any]], expected: str
+) -> None:
+    started = time.monotonic()
+    flags = ("--tool-config", tool_file(tmp_path))
+    sample, _ = run(tmp_path, [calling(call), "sorry" + END], *flags, tools=["slow", "leave", "calculator"])
+    assert contents(sample)[0].startswith(expected)
+    assert sample.status is Status.COMPLETED and sample.metadata["agent"]["num_tool_errors"] == 1
+    assert time.monotonic() - started < 8.0
+
+
+def test_a_call_that_cannot_be_read_is_answered_too(tmp_path: Path) -> None:
+    turns = ["<tool_call>\n{oops\n</tool_call>" + END, "51" + END]
+    sample, _ = run(tmp_path, turns, "--tools", "calculator")
+    assert contents(sample)[0].startswith("Error: the tool call could not be read")
+    assert sample.metadata["agent"]["num_tool_errors"] == 1 and sample.response == "51"
+
+
+def test_the_last_allowed_turn_ends_a_talk_of_tools_only(tmp_path: Path) -> None:
+    call = calling(("calculator", {"expression": "1"}))
+    sample, requests = run(tmp_path, [call] * 9, "--tools", "calculator", "--max-turns", "3")
+    assert len(requests) == 3 and sample.status is Status.TRUNCATED
+    assert sample.metadata["agent"]["stop_reason"] == "max_turns"
+    assert sample.loss_mask[-1] == 1  # no tool text behind the last turn
+
+
+def test_no_turn_is_asked_for_when_the_answer_of_a_tool_uses_up_the_budget(tmp_path: Path) -> None:
+    call = calling(("calculator", {"expression": "1"}))
+    budget = len(tokens_of(call)) + 5
+    sample, requests = run(tmp_path, [call] * 9, "--tools", "calculator", budget=budget)
+    assert len(requests) == 1 and sample.response_length == len(tokens_of(call))
+    assert (sample.status, sample.metadata["agent"]["stop_reason"]) == (Status.TRUNCATED, "max_tokens")
+
+
+def test_a_turn_cut_off_by_the_budget_ends_the_episode(tmp_path: Path) -> None:
+    sample, _ = run(tmp_path, [answer(tokens_of("thinking"), "thinking", reason="length")], "--tools", "calculator")
+    assert (sample.status, sample.metadata["agent"]["stop_reason"]) == (Status.TRUNCATED, "max_tokens")
+
+
+def test_an_interrupted_turn_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    call = tokens_of(calling(("calculator", {"expression": "17 * 3"})))
+    turns = [answer(call[:9], reason="abort", version="4"), answer(call[9:], version="5"), "51" + END]
+    sample, requests = run(tmp_path, turns, "--tools", "calculator")
+    assert requests[1]["input_ids"] == sample.tokens[: sample.prompt_length] + call[:9]
+    assert requests[1]["sampling_params"]["max_new_tokens"] == 400 - 9
+    assert contents(sample) == ["51"] and sample.metadata["agent"]["parting"] is None
+    assert sample.weight_versions[: len(call)] == [4] * 9 + [5] * (len(call) - 9)
+
+
+def test_a_long_answer_of_a_tool_loses_its_middle(tmp_path: Path) -> None:
+    flags = ("--tool-config", tool_file(tmp_path), "--max-tool-response-len", "20")
+    sample, _ = run(tmp_path, [calling(("long_text", {"count": 300})), "ok" + END], *flags, tools=["long_text"])
+    text = contents(sample)[0]
+    assert text.startswith("word0 ") and text.endswith("word299") and "tokens left out" in text
+    assert len(tokens_of(text)) < 60
+
+
+def test_the_python_tool_prints_and_shows_its_errors(tmp_path: Path) -> None:
+    programs = ("x = 6\nx * 7", "print(sum(range(10)))", "def f(:", "import socket; socket.socket()")
+    calls = calling(*(("python", {"code": code}) for code in programs))
+    sample, _ = run(tmp_path, [calls, "ok" + END], "--tools", "python", budget=3000)
+    answers = contents(sample)
+    assert answers[:2] == ["42", "45"] and "SyntaxError" in answers[2] and "PermissionError" in answers[3]
+
+
+def test_calculator_is_exact() -> None:
+    assert calculator("2**100 + 1") == str(2**100 + 1)
+    assert calculator("(1 + 2) * -4 // 5") == "-3"
+    assert calculator("1 / 4") == "0.25" and calculator("0.1 + 0.2") == repr(0.1 + 0.2)
+
+
+def test_a_last_expression_is_printed_unless_it_is_none() -> None:
+    assert with_printed_end("x = 1") == "x = 1"
+    assert "print(_last)" in with_printed_end("1 + 1")
+
+
+def test_schemas_come_from_signature_and_docstring(tmp_path: Path) -> None:
+    async def go() -> Any:
+        async with policy(tmp_path, [], "--tools", "calculator") as (config, _):
+            return row_tools(config, {}), row_tools(config, {"tools": []})
+
+    schemas, none = asyncio.run(go())
+    assert none is None
+    function = schemas[0]["function"]
+    assert function["name"] == "calculator" and function["parameters"]["required"] == ["expression"]
+    assert function["parameters"]["properties"] == {"expression": {"type": "string"}}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("tools: 3", "must have a list under 'tools'"),
+        ("tools: [{name: a}]", "entry 1: needs 'name' and 'function'"),
+        ("tools: [{name: a, function: 'agent_tools:nothing'}]", "cannot load 'agent_tools:nothing'"),
+        ("tools: [{name: a, function: 'agent_tools:slow', timeout_s: 0}]", "'timeout_s' must be > 0"),
+        ("tools: [{name: a, function: 'agent_tools:odd'}]", "no JSON type for value"),
+        (": :", "is not YAML"),
+    ],
+)
+def test_a_wrong_tool_file_is_named(tmp_path: Path, content: str, message: str) -> None:
+    from factories import make_config
+
+    path = tmp_path / "tools.yaml"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        tool_set(make_config(tmp_path, "--tool-config", str(path)).agent)
+
+
+def test_a_tool_that_does_not_exist_is_named_with_its_flag(tmp_path: Path) -> None:
+    from factories import make_config
+
+    config = make_config(tmp_path, "--tools", "calulator")
+    with pytest.raises(ValueError, match=r"--tools: there is no tool 'calulator'; known are calculator, python"):
+        row_tools(config, {})
+
+
+def test_schema_of_optional_parameters() -> None:
+    import agent_tools
+
+    assert sys.modules["agent_tools"] is agent_tools
+    schema = schema_of(agent_tools.long_text, "long_text", "here")
+    assert schema["function"]["parameters"] == {
+        "type": "object",
+        "properties": {"count": {"type": "integer"}},
+        "required": [],
+    }
