@@ -29,8 +29,11 @@ FLOORS: dict[str, int] = {
     "weight_sync": 9,
     "trainer": 10,
     "cluster": 11,
-    "train": 12,
+    "plan": 11,
+    "train": 13,
     "doctor": 12,
+    "preflight": 12,
+    "cli": 14,
 }
 # A backend and the rooms that may import it.
 BACKENDS: dict[str, tuple[str, ...]] = {

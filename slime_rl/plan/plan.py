@@ -1,0 +1,259 @@
+"""The plan of a run: its sizes, its memory, its time, and what does not fit.
+
+checkpoint's config.json ─► shape ─┐
+flags ─► Config ───────────────────┼─► memory by part · micro-batches · rates ─► simulated step ─► Plan(problems)
+accelerator, or a measured run ────┘
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+import psutil
+
+from slime_rl.config import Config
+from slime_rl.observability.run_record import RunRecord, load_run
+from slime_rl.plan.hardware import ACCELERATORS, GIB, Accelerator
+from slime_rl.plan.memory import CPU_PROCESS_BYTES, EnginePlan, Memory, engine_plan, training_memory
+from slime_rl.plan.shape import ModelShape, read_shape
+from slime_rl.plan.speed import (
+    Lengths,
+    Rates,
+    Step,
+    estimate_rates,
+    estimate_step,
+    num_micro_batches,
+    pipeline_idle_share,
+)
+
+CPU = "cpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """Where the run would be. `accelerator` is None for CPUs; `num_gpus` is None when any number may be rented."""
+
+    accelerator: Accelerator | None
+    gpus_per_node: int = 8
+    num_gpus: int | None = None
+
+    @property
+    def memory_bytes(self) -> float:
+        return self.accelerator.memory_bytes if self.accelerator else float(psutil.virtual_memory().total)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What `python -m slime_rl.plan` prints. `step` is None where nothing says how fast the parts are."""
+
+    config: Config
+    shape: ModelShape
+    site: Site
+    lengths: Lengths
+    training: Memory
+    engine: EnginePlan | None
+    micro_batches: int
+    pipeline_idle: float
+    rates: Rates | None
+    step: Step | None
+    problems: list[str]
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of training workers and engines."""
+        cluster = self.config.cluster
+        engines = cluster.rollout_num_engines * cluster.rollout_num_gpus_per_engine if self.engine else 0
+        return cluster.train_num_workers + engines
+
+    @property
+    def num_nodes(self) -> int:
+        return math.ceil(self.num_gpus / self.site.gpus_per_node)
+
+
+def find_site(config: Config, gpu: str | None = None, gpus_per_node: int = 8, num_gpus: int | None = None) -> Site:
+    """The site by name; without one a CPU for --device cpu, else the commonest GPU.
+
+    Raises:
+        ValueError: a GPU that is not known.
+    """
+    name = gpu or (CPU if config.cluster.device == "cpu" else "h100-80g")
+    if name == CPU:
+        return Site(accelerator=None, gpus_per_node=gpus_per_node, num_gpus=num_gpus)
+    if name not in ACCELERATORS:
+        raise ValueError(f"--gpu must be one of {', '.join([CPU, *ACCELERATORS])}, got {name!r}")
+    return Site(accelerator=ACCELERATORS[name], gpus_per_node=gpus_per_node, num_gpus=num_gpus)
+
+
+def find_lengths(config: Config, prompt: float | None = None, response: float | None = None) -> Lengths:
+    """Typical lengths; where they are not known, half of the limits, and one response that runs into its limit."""
+    sampling = config.sampling
+    return Lengths(
+        prompt=prompt if prompt is not None else sampling.max_prompt_len / 2,
+        response=response if response is not None else sampling.max_response_len / 2,
+        longest=float(sampling.max_response_len),
+    )
+
+
+def make_plan(config: Config, site: Site, lengths: Lengths, rates: Rates | None = None) -> Plan:
+    """The plan for a config; `rates` of a measured run take the place of estimated ones."""
+    shape = read_shape(config.model.hf_checkpoint)
+    micro_batches = num_micro_batches(config, lengths)
+    training = training_memory(shape, config, site.memory_bytes, num_micro_batches=micro_batches)
+    engine = engine_plan(shape, config, site.memory_bytes) if config.needs_engines else None
+    problems = [*shape_problems(shape, config), *_memory_problems(config, site, training, engine, lengths)]
+    if rates is None and site.accelerator is not None and engine is not None and engine.kv_tokens > 0:
+        cluster = config.cluster
+        gpus = cluster.train_num_workers + cluster.rollout_num_engines * cluster.rollout_num_gpus_per_engine
+        rates = estimate_rates(
+            shape, config, engine, site.accelerator, lengths, crosses_nodes=gpus > site.gpus_per_node
+        )
+    plan = Plan(
+        config=config,
+        shape=shape,
+        site=site,
+        lengths=lengths,
+        training=training,
+        engine=engine,
+        micro_batches=micro_batches,
+        pipeline_idle=pipeline_idle_share(config.parallel.pipeline_model_parallel_size, micro_batches),
+        rates=rates,
+        step=estimate_step(config, rates, lengths) if rates else None,
+        problems=problems,
+    )
+    if site.accelerator and site.num_gpus is not None and plan.num_gpus > site.num_gpus:
+        problems.append(
+            f"the run needs {plan.num_gpus} GPUs, there are {site.num_gpus}: lower --train-num-workers "
+            f"({config.cluster.train_num_workers}) or --rollout-num-engines x --rollout-num-gpus-per-engine "
+            f"({config.cluster.rollout_num_engines} x {config.cluster.rollout_num_gpus_per_engine})"
+        )
+    return plan
+
+
+def shape_problems(shape: ModelShape, config: Config) -> list[str]:
+    """Parallel sizes and lengths that the model cannot have."""
+    p, engine_tp = config.parallel, config.cluster.rollout_num_gpus_per_engine
+    rules = [
+        ("--tensor-model-parallel-size", p.tensor_model_parallel_size, "attention heads", shape.query_heads),
+        ("--tensor-model-parallel-size", p.tensor_model_parallel_size, "key-value heads", shape.kv_heads),
+        ("--pipeline-model-parallel-size", p.pipeline_model_parallel_size, "layers", shape.num_layers),
+        ("--rollout-num-gpus-per-engine", engine_tp, "attention heads", shape.query_heads),
+    ]
+    if shape.num_experts:
+        rules.append(("--expert-model-parallel-size", p.expert_model_parallel_size, "experts", shape.num_experts))
+    found = [
+        f"{flag} must divide the model's {count} {what}, got {size}"
+        for flag, size, what, count in rules
+        if count % size
+    ]
+    if shape.num_experts and p.tensor_model_parallel_size > 1 and not p.sequence_parallel:
+        found.append("--sequence-parallel must be on for experts with --tensor-model-parallel-size > 1")
+    if not shape.num_experts and p.expert_model_parallel_size > 1:
+        found.append(f"--expert-model-parallel-size must be 1 without experts, got {p.expert_model_parallel_size}")
+    sharing = config.data_parallel_size * p.context_parallel_size
+    if sharing % p.expert_model_parallel_size:
+        found.append(
+            f"--expert-model-parallel-size must divide the {sharing} workers of data and context parallelism, got "
+            f"{p.expert_model_parallel_size}"
+        )
+    longest = config.sampling.max_prompt_len + config.sampling.max_response_len
+    if shape.positions is not None and longest > shape.positions:
+        found.append(
+            f"--max-prompt-len + --max-response-len ({longest}) is more than the model's {shape.positions} positions"
+        )
+    return found
+
+
+def _memory_problems(
+    config: Config, site: Site, training: Memory, engine: EnginePlan | None, lengths: Lengths
+) -> list[str]:
+    if site.accelerator is None:
+        return _cpu_problems(config, site, training, engine)
+    found = []
+    if not training.fits:
+        largest = max(training.parts, key=lambda part: training.parts[part])
+        found.append(
+            f"training needs {training.total_bytes / GIB:.1f} GiB on each GPU of {training.available_bytes / GIB:.1f}; "
+            f"the largest part is {largest}: {_cure(largest)}"
+        )
+    if engine is None:
+        return found
+    longest = config.sampling.max_prompt_len + config.sampling.max_response_len
+    if engine.kv_tokens < longest:
+        found.append(
+            f"an engine's cache holds {engine.kv_tokens:.0f} tokens beside the weights, less than one longest request "
+            f"({longest}): more --rollout-num-gpus-per-engine, or a lower --max-response-len"
+        )
+    elif not engine.memory.fits:
+        found.append(
+            f"an engine needs {engine.memory.total_bytes / GIB:.1f} GiB on each GPU of "
+            f"{engine.memory.available_bytes / GIB:.1f}: a lower --engine-mem-fraction"
+        )
+    return found
+
+
+def _cure(part: str) -> str:
+    return {
+        "activations": "try --recompute-activations, a lower --max-tokens-per-worker, or more "
+        "--context-parallel-size or --tensor-model-parallel-size with --sequence-parallel",
+        "optimizer": "try more --train-num-workers (data-parallel workers share it)",
+    }.get(part, "try a larger --tensor-model-parallel-size, --pipeline-model-parallel-size or, with experts, "
+               "--expert-model-parallel-size; or --train-dtype bfloat16")  # fmt: skip
+
+
+def _cpu_problems(config: Config, site: Site, training: Memory, engine: EnginePlan | None) -> list[str]:
+    cluster = config.cluster
+    total = cluster.train_num_workers * training.total_bytes + 2 * CPU_PROCESS_BYTES  # driver, rollout manager
+    if engine is not None:
+        total += cluster.rollout_num_engines * engine.memory.total_bytes
+    if total <= site.memory_bytes:
+        return []
+    return [
+        f"all processes together need {total / GIB:.1f} GiB of the machine's {site.memory_bytes / GIB:.1f}: try a "
+        "lower --max-tokens-per-worker, --engine-max-total-tokens, --recompute-activations, or a smaller model"
+    ]
+
+
+def measured_rates(run_dir: Path, config: Config) -> tuple[Rates, Lengths]:
+    """Rates and lengths of a finished or running run, scaled to the workers and engines of `config`.
+
+    Raises:
+        ValueError: no run there, or one without training steps.
+    """
+    record = load_run(run_dir)
+    lengths = Lengths(
+        prompt=max(
+            0.0, _mean(record, "train/tokens") / _samples(record) - _mean(record, "rollout/response_length_mean")
+        ),
+        response=_mean(record, "rollout/response_length_mean"),
+        longest=_mean(record, "rollout/response_length_max"),
+    )
+    then = record.config.get("cluster", {})
+    engines = config.cluster.rollout_num_engines / then.get("rollout_num_engines", 1)
+    workers = config.cluster.train_num_workers / then.get("train_num_workers", 1)
+    rollout_s = _mean(record, "rollout/seconds")
+    return (
+        Rates(
+            rollout_tokens_s=engines * _mean(record, "rollout/tokens_per_s"),
+            request_tokens_s=lengths.longest / rollout_s,
+            train_tokens_s=workers * _mean(record, "train/tokens") / _mean(record, "timing_s/train"),
+            sync_s=_mean(record, "timing_s/sync"),
+            source=f"measured in {run_dir}, {record.num_steps} steps",
+        ),
+        lengths,
+    )
+
+
+def _samples(record: RunRecord) -> float:
+    train = record.config.get("train", {})
+    return float(train.get("rollout_batch_size", 1) * train.get("n_samples_per_prompt", 1))
+
+
+def _mean(record: RunRecord, name: str) -> float:
+    """Mean over the run without its first step, which also warms up."""
+    values = record.series(name).values
+    if not values:
+        raise ValueError(f"--rates {record.folder}: no {name} in its metrics, so nothing can be learnt from that run")
+    return fmean(values[1:] or values)

@@ -1,0 +1,129 @@
+"""A plan as text for people, and as JSON for programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slime_rl.plan.hardware import GIB
+from slime_rl.plan.memory import Memory
+from slime_rl.plan.plan import Plan
+from slime_rl.plan.speed import forward_passes
+
+
+def as_text(plan: Plan) -> str:
+    """Sections with aligned names; problems last, so that they are what stays on the screen."""
+    sections = [_sizes(plan), _memory("each training worker", plan.training)]
+    if plan.engine is not None:
+        sections.append(_memory("each engine GPU", plan.engine.memory))
+    sections += [_work(plan), _time(plan)]
+    lines = [line for title, rows in sections for line in _section(title, rows)]
+    lines.append("")
+    lines += [f"DOES NOT FIT: {problem}" for problem in plan.problems] or ["FITS"]
+    return "\n".join(lines)
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    """Numbers only, with units in the names."""
+    found: dict[str, Any] = {
+        "fits": not plan.problems,
+        "problems": plan.problems,
+        "parameters": plan.shape.parameters,
+        "active_parameters": plan.shape.active_parameters,
+        "num_gpus": plan.num_gpus,
+        "training_bytes": plan.training.parts,
+        "engine_bytes": plan.engine.memory.parts if plan.engine else {},
+        "kv_cache_tokens": plan.engine.kv_tokens if plan.engine else 0,
+        "micro_batches": plan.micro_batches,
+        "pipeline_idle_share": plan.pipeline_idle,
+    }
+    if plan.step is not None:
+        step = plan.step
+        found["step"] = {
+            "rollout_s": step.rollout_s,
+            "train_s": step.train_s,
+            "sync_s": step.sync_s,
+            "step_s": step.step_s,
+            "staleness": step.staleness,
+            "trainer_idle_share": step.trainer_idle,
+            "engines_idle_share": step.engines_idle,
+        }
+    return found
+
+
+def _section(title: str, rows: list[tuple[str, str]]) -> list[str]:
+    width = max(len(name) for name, _ in rows)
+    return ["", title, *(f"  {name:<{width}}  {value}" for name, value in rows)]
+
+
+def _sizes(plan: Plan) -> tuple[str, list[tuple[str, str]]]:
+    shape, config, p = plan.shape, plan.config, plan.config.parallel
+    experts = f", {shape.num_experts} experts, {shape.experts_per_token} a token" if shape.num_experts else ""
+    active = f", {_billions(shape.active_parameters)} used by a token" if shape.num_experts else ""
+    rows = [
+        ("model", f"{shape.model_type}, {shape.num_layers} layers, hidden {shape.hidden_size}{experts}"),
+        ("parameters", f"{_billions(shape.parameters)}{active}"),
+        (
+            "training",
+            f"{config.cluster.train_num_workers} workers = {config.data_parallel_size} data x "
+            f"{p.tensor_model_parallel_size} tensor x {p.pipeline_model_parallel_size} pipeline x "
+            f"{p.context_parallel_size} context" + f", experts over {p.expert_model_parallel_size}" * bool(experts),
+        ),
+    ]
+    if plan.engine is not None:
+        per = config.cluster.rollout_num_gpus_per_engine
+        rows.append(("engines", f"{config.cluster.rollout_num_engines} x {per} GPU{'s'[: per > 1]}"))
+    if plan.site.accelerator is not None:
+        nodes = f"{plan.num_nodes} node{'s'[: plan.num_nodes > 1]} of {plan.site.gpus_per_node}"
+        rows.append(("GPUs", f"{plan.num_gpus} x {plan.site.accelerator.name} ({nodes})"))
+    return "sizes", rows
+
+
+def _billions(count: float) -> str:
+    return f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.2f} M"
+
+
+def _memory(what: str, memory: Memory) -> tuple[str, list[tuple[str, str]]]:
+    rows = [(part, f"{size / GIB:8.2f} GiB") for part, size in memory.parts.items()]
+    share = memory.total_bytes / memory.available_bytes
+    rows.append(("total", f"{memory.total_bytes / GIB:8.2f} GiB of {memory.available_bytes / GIB:.2f} ({share:.0%})"))
+    return f"memory of {what}", rows
+
+
+def _work(plan: Plan) -> tuple[str, list[tuple[str, str]]]:
+    train, lengths = plan.config.train, plan.lengths
+    per_worker = train.samples_per_update / plan.config.data_parallel_size
+    rows = [
+        (
+            "a step",
+            f"{train.rollout_batch_size} prompts x {train.n_samples_per_prompt} samples = {train.samples_per_rollout} "
+            f"samples, in {train.num_updates_per_rollout} update{'s'[: train.num_updates_per_rollout > 1]}"
+            + f", {train.num_epochs_per_rollout} times over"
+            * (train.num_epochs_per_rollout > 1),
+        ),
+        ("lengths", f"prompt {lengths.prompt:.0f}, response {lengths.response:.0f} (longest {lengths.longest:.0f})"),
+        ("an update", f"{per_worker:g} samples a data-parallel worker, {plan.micro_batches} micro-batches"),
+        ("passes", f"{forward_passes(plan.config):g} forward passes a token and step (a backward pass counts two)"),
+    ]
+    if plan.config.parallel.pipeline_model_parallel_size > 1:
+        rows.append(("pipeline", f"{plan.pipeline_idle:.1%} idle (fewer with more micro-batches)"))
+    if plan.engine is not None:
+        at_once = plan.engine.kv_tokens / lengths.sequence
+        rows.append(("KV cache", f"{plan.engine.kv_tokens:,.0f} tokens an engine, {at_once:,.0f} such samples at once"))
+    return "work", rows
+
+
+def _time(plan: Plan) -> tuple[str, list[tuple[str, str]]]:
+    step, rates = plan.step, plan.rates
+    if step is None or rates is None:
+        return "time", [("not known", "give --gpu NAME, or --rates RUN_DIR of a run on this kind of machine")]
+    ahead = plan.config.rollout.rollout_ahead
+    return "time of a step (an estimate: good for comparing layouts, not for promises)", [
+        ("from", rates.source),
+        ("rollout", f"{step.rollout_s:8.2f} s   {rates.rollout_tokens_s:,.0f} response tokens/s"),
+        ("train", f"{step.train_s:8.2f} s   {rates.train_tokens_s:,.0f} tokens/s"),
+        ("weight sync", f"{step.sync_s:8.2f} s"),
+        ("step", f"{step.step_s:8.2f} s   with --rollout-ahead {ahead}"),
+        ("trainers idle", f"{step.trainer_idle:8.0%}"),
+        ("engines idle", f"{step.engines_idle:8.0%}"),
+        ("staleness", f"{step.staleness:8.2f} weight versions"),
+    ]
