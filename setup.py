@@ -29,6 +29,8 @@ setup(
     description="RL post-training: Megatron-core trains, SGLang generates, a data buffer bridges them; GPU optional",
     python_requires=">=3.11",
     packages=find_packages(include=["slime_rl", "slime_rl.*", "plugins", "plugins.*"]),
+    package_data={"slime_rl.plan": ["shapes/*/config.json"]},
+    entry_points={"console_scripts": ["slime-rl=slime_rl.cli:main"]},
     install_requires=CORE,
     extras_require={
         # sglang is not here: on CPU it is installed without its CUDA wheels, see scripts/install_cpu.sh

@@ -2,6 +2,8 @@
 # The two training stages of the quickstart, as launch scripts to learn from.
 #   quickstart_stages.sh warmup DATA RUN_DIR            supervised, from random weights
 #   quickstart_stages.sh grpo   DATA RUN_DIR HF_MODEL   reinforcement learning from the warm-up's export
+# dry run: warmup DATA RUN
+# dry run: grpo DATA RUN MODEL
 set -euo pipefail
 STAGE=$1 DATA=$2 RUN=$3
 

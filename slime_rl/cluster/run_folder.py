@@ -43,10 +43,15 @@ def run_folder(config: Config) -> Iterator[Path]:
         yield folder
 
 
+def outputs_in(folder: Path) -> list[str]:
+    """What an earlier run has left in a folder."""
+    return [name for name in _OUTPUTS if (folder / name).exists()]
+
+
 def _make_room(config: Config, folder: Path) -> None:
     if config.checkpoint.load is not None:
         return
-    present = [name for name in _OUTPUTS if (folder / name).exists()]
+    present = outputs_in(folder)
     if not present:
         return
     if not config.logging.overwrite:

@@ -42,6 +42,9 @@ class LoggingConfig:
     overwrite: bool = False
     """Start anew in a run folder that already holds a finished or broken-off run."""
 
+    dry_run: bool = False
+    """Check everything that can be checked without starting a process, print what would run, and stop."""
+
     tensorboard: bool = flag(False, aliases=("--use-tensorboard",))
     """Write TensorBoard events to RUN_DIR/tensorboard."""
 

@@ -97,13 +97,7 @@ class RunRecord:
 
     def changed_flags(self) -> list[tuple[str, Any]]:
         """(flag, value) of every flag that does not have its default value."""
-        found = []
-        for section, cls in SECTIONS.items():
-            values = self.config.get(section, {})
-            for item in dataclasses.fields(cls):
-                if item.name in values and not _same(values[item.name], item.default):
-                    found.append((flag_name(item.name), values[item.name]))
-        return found
+        return changed_flags(self.config)
 
     def command(self) -> str:
         """The command line that asks for the same run."""
@@ -120,6 +114,17 @@ class RunRecord:
             else:
                 words += [flag, *map(str, value if isinstance(value, list) else [value])]
         return shlex.join(words)
+
+
+def changed_flags(config: dict[str, dict[str, Any]]) -> list[tuple[str, Any]]:
+    """(flag, value) of every flag without its default value, from a config as section -> field -> value."""
+    found = []
+    for section, cls in SECTIONS.items():
+        values = config.get(section, {})
+        for item in dataclasses.fields(cls):
+            if item.name in values and not _same(values[item.name], item.default):
+                found.append((flag_name(item.name), values[item.name]))
+    return found
 
 
 def load_run(folder: Path) -> RunRecord:

@@ -7,6 +7,7 @@ accelerator, or a measured run ────┘
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,11 +100,14 @@ def find_lengths(config: Config, prompt: float | None = None, response: float | 
 
 def make_plan(config: Config, site: Site, lengths: Lengths, rates: Rates | None = None) -> Plan:
     """The plan for a config; `rates` of a measured run take the place of estimated ones."""
+    device = "cpu" if site.accelerator is None else "cuda"
+    config = dataclasses.replace(config, cluster=dataclasses.replace(config.cluster, device=device))
     shape = read_shape(config.model.hf_checkpoint)
     micro_batches = num_micro_batches(config, lengths)
     training = training_memory(shape, config, site.memory_bytes, num_micro_batches=micro_batches)
     engine = engine_plan(shape, config, site.memory_bytes) if config.needs_engines else None
-    problems = [*shape_problems(shape, config), *_memory_problems(config, site, training, engine, lengths)]
+    problems = [*shape_problems(shape, config), *_length_problems(shape, config)]
+    problems += _memory_problems(config, site, training, engine)
     if rates is None and site.accelerator is not None and engine is not None and engine.kv_tokens > 0:
         cluster = config.cluster
         gpus = cluster.train_num_workers + cluster.rollout_num_engines * cluster.rollout_num_gpus_per_engine
@@ -133,7 +137,7 @@ def make_plan(config: Config, site: Site, lengths: Lengths, rates: Rates | None 
 
 
 def shape_problems(shape: ModelShape, config: Config) -> list[str]:
-    """Parallel sizes and lengths that the model cannot have."""
+    """Parallel sizes that the model cannot have."""
     p, engine_tp = config.parallel, config.cluster.rollout_num_gpus_per_engine
     rules = [
         ("--tensor-model-parallel-size", p.tensor_model_parallel_size, "attention heads", shape.query_heads),
@@ -158,17 +162,18 @@ def shape_problems(shape: ModelShape, config: Config) -> list[str]:
             f"--expert-model-parallel-size must divide the {sharing} workers of data and context parallelism, got "
             f"{p.expert_model_parallel_size}"
         )
-    longest = config.sampling.max_prompt_len + config.sampling.max_response_len
-    if shape.positions is not None and longest > shape.positions:
-        found.append(
-            f"--max-prompt-len + --max-response-len ({longest}) is more than the model's {shape.positions} positions"
-        )
     return found
 
 
-def _memory_problems(
-    config: Config, site: Site, training: Memory, engine: EnginePlan | None, lengths: Lengths
-) -> list[str]:
+def _length_problems(shape: ModelShape, config: Config) -> list[str]:
+    longest = config.sampling.max_prompt_len + config.sampling.max_response_len
+    is_set = any(word.startswith("--context-length") for word in config.engine.sglang_args)
+    if is_set or shape.positions is None or longest <= shape.positions:
+        return []
+    return [f"--max-prompt-len + --max-response-len ({longest}) is more than the model's {shape.positions} positions"]
+
+
+def _memory_problems(config: Config, site: Site, training: Memory, engine: EnginePlan | None) -> list[str]:
     if site.accelerator is None:
         return _cpu_problems(config, site, training, engine)
     found = []

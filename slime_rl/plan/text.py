@@ -14,7 +14,7 @@ def as_text(plan: Plan) -> str:
     """Sections with aligned names; problems last, so that they are what stays on the screen."""
     sections = [_sizes(plan), _memory("each training worker", plan.training)]
     if plan.engine is not None:
-        sections.append(_memory("each engine GPU", plan.engine.memory))
+        sections.append(_memory("each engine GPU" if plan.site.accelerator else "each engine", plan.engine.memory))
     sections += [_work(plan), _time(plan)]
     lines = [line for title, rows in sections for line in _section(title, rows)]
     lines.append("")
@@ -64,18 +64,22 @@ def _sizes(plan: Plan) -> tuple[str, list[tuple[str, str]]]:
         ("parameters", f"{_billions(shape.parameters)}{active}"),
         (
             "training",
-            f"{config.cluster.train_num_workers} workers = {config.data_parallel_size} data x "
+            f"{_count(config.cluster.train_num_workers, 'worker')} = {config.data_parallel_size} data x "
             f"{p.tensor_model_parallel_size} tensor x {p.pipeline_model_parallel_size} pipeline x "
             f"{p.context_parallel_size} context" + f", experts over {p.expert_model_parallel_size}" * bool(experts),
         ),
     ]
     if plan.engine is not None:
-        per = config.cluster.rollout_num_gpus_per_engine
-        rows.append(("engines", f"{config.cluster.rollout_num_engines} x {per} GPU{'s'[: per > 1]}"))
+        per = _count(config.cluster.rollout_num_gpus_per_engine, "GPU" if plan.site.accelerator else "process")
+        rows.append(("engines", f"{config.cluster.rollout_num_engines} x {per}"))
     if plan.site.accelerator is not None:
-        nodes = f"{plan.num_nodes} node{'s'[: plan.num_nodes > 1]} of {plan.site.gpus_per_node}"
+        nodes = f"{_count(plan.num_nodes, 'node')} of {plan.site.gpus_per_node}"
         rows.append(("GPUs", f"{plan.num_gpus} x {plan.site.accelerator.name} ({nodes})"))
     return "sizes", rows
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s'[: number != 1]}"
 
 
 def _billions(count: float) -> str:
@@ -96,12 +100,12 @@ def _work(plan: Plan) -> tuple[str, list[tuple[str, str]]]:
         (
             "a step",
             f"{train.rollout_batch_size} prompts x {train.n_samples_per_prompt} samples = {train.samples_per_rollout} "
-            f"samples, in {train.num_updates_per_rollout} update{'s'[: train.num_updates_per_rollout > 1]}"
+            f"samples, in {_count(train.num_updates_per_rollout, 'update')}"
             + f", {train.num_epochs_per_rollout} times over"
             * (train.num_epochs_per_rollout > 1),
         ),
         ("lengths", f"prompt {lengths.prompt:.0f}, response {lengths.response:.0f} (longest {lengths.longest:.0f})"),
-        ("an update", f"{per_worker:g} samples a data-parallel worker, {plan.micro_batches} micro-batches"),
+        ("an update", f"{per_worker:g} samples a data-parallel worker, in micro-batches: {plan.micro_batches}"),
         ("passes", f"{forward_passes(plan.config):g} forward passes a token and step (a backward pass counts two)"),
     ]
     if plan.config.parallel.pipeline_model_parallel_size > 1:

@@ -1,0 +1,104 @@
+"""The `slime-rl` command: one name for everything.
+
+slime-rl train …      slime-rl plan …        slime-rl dashboard RUN
+slime-rl convert …    slime-rl doctor        slime-rl inspect …
+eval "$(slime-rl completion bash)"           tab completion of commands and flags
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from slime_rl.config import make_parser
+from slime_rl.config.flags import nearest_flag
+
+TOOLS = Path(__file__).resolve().parent.parent / "tools"
+
+
+@dataclass(frozen=True)
+class Command:
+    """`target` is a module with `main(argv) -> int`, or a file in tools/ of a source checkout."""
+
+    target: str
+    about: str
+
+
+COMMANDS: dict[str, Command] = {
+    "train": Command("slime_rl.train", "train a model by reinforcement learning or on labels"),
+    "plan": Command("slime_rl.plan.__main__", "does it fit, and how long will a step take"),
+    "doctor": Command("slime_rl.doctor", "what this machine has for a run, and what to do about the rest"),
+    "convert": Command("tools/convert_gguf_to_hf.py", "a GGUF file to a Hugging Face folder"),
+    "inspect": Command("tools/inspect_buffer.py", "what is in the data buffer of a checkpoint"),
+}
+
+BASH = """_slime_rl() {{
+    local word=${{COMP_WORDS[COMP_CWORD]}}
+    case $COMP_CWORD:${{COMP_WORDS[1]}}:$word in
+    1:*) COMPREPLY=($(compgen -W "{commands}" -- "$word")) ;;
+    *:train:--*|*:plan:--*) COMPREPLY=($(compgen -W "{flags}" -- "$word")) ;;
+    *) COMPREPLY=($(compgen -f -- "$word")) ;;
+    esac
+}}
+complete -o filenames -F _slime_rl slime-rl
+"""
+
+
+def completion() -> str:
+    """A bash function that completes commands, flags of train and plan, and files."""
+    return BASH.format(commands=" ".join([*COMMANDS, "completion"]), flags=" ".join(sorted(make_parser().flags)))
+
+
+def help_text() -> str:
+    width = max(map(len, COMMANDS))
+    lines = ["usage: slime-rl COMMAND [flags]; slime-rl COMMAND --help tells them", ""]
+    lines += [f"  {name:<{width}}  {command.about}" for name, command in COMMANDS.items()]
+    return "\n".join([*lines, "", 'tab completion: eval "$(slime-rl completion bash)"'])
+
+
+def load(command: Command) -> Callable[[list[str]], int]:
+    """Its `main`.
+
+    Raises:
+        ValueError: a tool, and this is not a source checkout.
+    """
+    if not command.target.startswith("tools/"):
+        return importlib.import_module(command.target).main
+    path = TOOLS / command.target.removeprefix("tools/")
+    spec = importlib.util.spec_from_file_location(path.stem, path) if path.is_file() else None
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{command.target} belongs to a source checkout; there is none around {Path(__file__).parent}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # dataclasses look their module up there
+    spec.loader.exec_module(module)
+    return module.main
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Hand the rest of the command line to the command; 2 for a command that does not exist."""
+    words = sys.argv[1:] if argv is None else argv
+    name, rest = (words[0], words[1:]) if words else ("--help", [])
+    if name in ("--help", "-h", "help"):
+        print(help_text())
+        return 0
+    if name == "completion":
+        print(completion())
+        return 0
+    if name not in COMMANDS:
+        near = nearest_flag(name, COMMANDS)
+        hint = f"did you mean {near}?" if near else f"commands are {', '.join(COMMANDS)}"
+        print(f"slime-rl: unknown command {name!r}; {hint}", file=sys.stderr)
+        return 2
+    try:
+        return load(COMMANDS[name])(rest)
+    except ValueError as error:
+        print(f"slime-rl {name}: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,254 @@
+"""What can be known before any process starts: the checks of every run; `--dry-run` prints them and the plan.
+
+A run makes the quick checks and stops at the first failure. `--dry-run` makes all of them, says which could not be made
+here (no weights, no GPU), prints what would run, and starts nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from types import SimpleNamespace
+
+from slime_rl.algorithms.registry import ADVANTAGES, OFF_POLICY, POLICY_LOSSES
+from slime_rl.buffer.dumps import check_dumped_steps
+from slime_rl.buffer.policies import BUFFER_FILTERS, BUFFERS, PROMPT_SOURCES
+from slime_rl.buffer.sources import check_first_rows, read_prompts
+from slime_rl.cluster.checkpoint import CheckpointStore
+from slime_rl.cluster.run_folder import outputs_in
+from slime_rl.config import Config
+from slime_rl.config.model_folder import INDEX, TOKENIZER_FILES, check_model_files
+from slime_rl.config.notes import config_notes
+from slime_rl.data.rendering import load_tokenizer
+from slime_rl.engine.arguments import check_context_length, check_router_args, check_sglang_args, sglang_arguments
+from slime_rl.engine.device import engine_device
+from slime_rl.observability.run_record import changed_flags
+from slime_rl.plan.plan import find_lengths, find_site, make_plan, shape_problems
+from slime_rl.plan.shape import read_shape
+from slime_rl.plan.text import as_text
+from slime_rl.rollout.extra_metrics import LOG_FUNCTIONS
+from slime_rl.rollout.group_loop import ROLLOUT_FUNCTIONS, rollout_function_name
+from slime_rl.rollout.groups import GroupRunner, encode_prompt
+from slime_rl.trainer.checks import check_trainer
+from slime_rl.trainer.rope import rope_arguments
+
+PREFLIGHT_ROWS = 10_000  # read in a moment; a wrong key or format shows in the first ones
+RENDERED_ROWS = 100
+# Architectures whose log-probs and weights are compared with transformers in benchmarks/hf_parity.py.
+COMPARED = ("llama", "qwen2", "qwen3", "qwen3_moe", "deepseek_v3")
+
+
+class NotChecked(Exception):
+    """A check that cannot be made here; the text says what is missing."""
+
+
+Check = Callable[[Config], str | None]
+
+
+def preflight(config: Config) -> None:
+    """Make the quick checks.
+
+    Raises:
+        ValueError: the first thing that does not fit.
+    """
+    for check in QUICK.values():
+        try:
+            check(config)
+        except NotChecked as missing:
+            raise ValueError(str(missing)) from missing
+
+
+def _engine_arguments(config: Config) -> str | None:
+    check_sglang_args(config)
+    check_router_args(config)
+    passed = len(config.engine.sglang_args) + len(config.router.router_args)
+    return "asked the installed SGLang and sglang-router" if passed else "none passed through"
+
+
+def _trainer(config: Config) -> str | None:
+    check_trainer(config)
+    return "asked the installed Megatron" if config.model.megatron_args else None
+
+
+def _device(config: Config) -> str | None:
+    if config.cluster.ray_address is not None:
+        return f"decided by the Ray cluster at {config.cluster.ray_address}"
+    try:
+        return engine_device(config.cluster.device)
+    except ValueError as error:
+        raise NotChecked(str(error)) from error
+
+
+def _model_files(config: Config) -> str | None:
+    """Weights and tokenizer are whole. A folder without any weights is no fault of the flags: they may be elsewhere."""
+    for flag, path in (("--hf-checkpoint", config.model.hf_checkpoint), ("--ref-load", config.model.ref_load)):
+        if path is None:
+            continue
+        if not any(Path(path).glob("*.safetensors")) and not (Path(path) / INDEX).is_file():
+            raise NotChecked(f"{flag} {path}: must hold weights as *.safetensors, and there are none")
+        check_model_files(flag, path, needs_tokenizer=flag == "--hf-checkpoint")
+    return None
+
+
+def _architecture(config: Config) -> str | None:
+    raw = json.loads((Path(config.model.hf_checkpoint) / "config.json").read_text())
+    rope_arguments(SimpleNamespace(**raw))
+    kind = raw.get("model_type")
+    others = f"{kind}: not among those compared with transformers ({', '.join(COMPARED)})"
+    return str(kind) if kind in COMPARED else others
+
+
+def _shape(config: Config) -> str | None:
+    problems = shape_problems(read_shape(config.model.hf_checkpoint), config)
+    if problems:
+        raise ValueError("; ".join(problems))
+    return None
+
+
+def _context(config: Config) -> str | None:
+    if config.needs_engines:
+        check_context_length(config)
+    return None
+
+
+def _checkpoint(config: Config) -> str | None:
+    start, said = 0, "none to load"
+    if config.checkpoint.load is not None:
+        folder, meta = CheckpointStore(Path(config.checkpoint.load), keep=1).latest()
+        start, said = meta.step, f"{folder}: {meta.step} finished steps"
+    check_dumped_steps(config, start)
+    return said
+
+
+def _plugins(config: Config) -> str | None:
+    GroupRunner(config)
+    loaded = []
+    for point, name in (
+        (ROLLOUT_FUNCTIONS, rollout_function_name(config)),
+        (BUFFERS, config.buffer.buffer_path),
+        (BUFFER_FILTERS, config.buffer.buffer_filter_path),
+        (PROMPT_SOURCES, config.data.data_source_path),
+        (LOG_FUNCTIONS, config.logging.log_function_path),
+        (ADVANTAGES, config.algorithm.advantage_estimator),
+        (POLICY_LOSSES, config.algorithm.policy_loss),
+        (OFF_POLICY, config.algorithm.off_policy_correction),
+    ):
+        if name is not None and name not in point.builtins:  # ours fit, and some of them import torch
+            point.load(name)
+            loaded.append(name)
+    return ", ".join(loaded) or None
+
+
+def _data(config: Config) -> str | None:
+    if config.data.prompt_data is not None and config.needs_prompt_data:
+        check_first_rows(config.data.prompt_data, config.data, "--prompt-data", PREFLIGHT_ROWS)
+    for _, path in config.evaluation.datasets:
+        check_first_rows(path, config.data, "--eval-prompt-data", PREFLIGHT_ROWS)
+    return f"the first {PREFLIGHT_ROWS} rows of each file"
+
+
+def _tokenizer(config: Config) -> str | None:
+    if not any((Path(config.model.hf_checkpoint) / name).is_file() for name in TOKENIZER_FILES):
+        raise NotChecked(f"--hf-checkpoint {config.model.hf_checkpoint}: holds no tokenizer")
+    tokenizer = load_tokenizer(config)
+    if config.data.prompt_data is None or config.data.data_source_path != "file":
+        return None
+    prompts = read_prompts(config.data.prompt_data, config.data, "--prompt-data", limit=RENDERED_ROWS)
+    lengths = [len(encode_prompt(config, tokenizer, prompt.prompt, prompt.metadata)) for prompt in prompts]
+    if config.data.long_prompt == "error" and max(lengths) > config.sampling.max_prompt_len:
+        raise ValueError(
+            f"--max-prompt-len {config.sampling.max_prompt_len}: a prompt has {max(lengths)} tokens; --long-prompt "
+            "skip leaves such prompts out"
+        )
+    mean = sum(lengths) / len(lengths)
+    return f"rendered {len(lengths)} prompts: {mean:.0f} tokens each, at most {max(lengths)}"
+
+
+def _run_folder(config: Config) -> str | None:
+    present = outputs_in(config.run_dir)
+    if present and not config.logging.overwrite and config.checkpoint.load is None:
+        raise ValueError(f"--run-dir {config.run_dir} already holds a run ({', '.join(present)}); add --overwrite")
+    return f"{config.run_dir}" + (", which is cleared first" if present and config.logging.overwrite else "")
+
+
+QUICK: dict[str, Check] = {
+    "arguments passed through": _engine_arguments,
+    "trainer's plugins and arguments": _trainer,
+    "device": _device,
+    "model files": _model_files,
+    "architecture": _architecture,
+    "parallel sizes": _shape,
+    "context length": _context,
+    "checkpoint": _checkpoint,
+    "plugins": _plugins,
+    "data": _data,
+}
+THOROUGH: dict[str, Check] = QUICK | {"tokenizer and prompts": _tokenizer, "run folder": _run_folder}
+
+
+class Verdict(StrEnum):
+    OK = "ok"
+    NOT_CHECKED = "----"
+    FAILED = "FAIL"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The outcome of one check."""
+
+    name: str
+    verdict: Verdict
+    text: str
+
+
+def run_checks(config: Config) -> list[Finding]:
+    """Every check, also after one has failed."""
+    findings = []
+    for name, check in THOROUGH.items():
+        try:
+            findings.append(Finding(name, Verdict.OK, check(config) or ""))
+        except NotChecked as missing:
+            findings.append(Finding(name, Verdict.NOT_CHECKED, f"not checked: {missing}"))
+        except ValueError as error:
+            findings.append(Finding(name, Verdict.FAILED, str(error)))
+    return findings
+
+
+def dry_run(config: Config, gpu: str | None = None) -> tuple[str, bool]:
+    """(text, whether nothing failed): flags, checks, notes, engine command and plan of a run that is not started.
+
+    `gpu` is a kind of GPU that the plan is made for; what does not fit in memory is said but does not count as failed,
+    since the GPUs of the run may be others.
+    """
+    findings = run_checks(config)
+    config = _with_local_device(config)
+    width = max(len(finding.name) for finding in findings)
+    lines = ["flags that are not at their default"]
+    lines += [f"  {flag} {value}" for flag, value in changed_flags(dataclasses.asdict(config))]
+    lines += ["", "checks", *(f"  {f.verdict:<4}  {f.name:<{width}}  {f.text}".rstrip() for f in findings)]
+    lines += [f"  note  {note}" for note in config_notes(config)]
+    if config.needs_engines:
+        device = "cpu" if config.cluster.device == "cpu" else "cuda"
+        words = sglang_arguments(config, 0, device, "HOST", 0, None)
+        lines += ["", "arguments of the first engine", "  " + shlex.join(words)]
+    try:
+        plan = make_plan(config, find_site(config, gpu), find_lengths(config))
+    except ValueError as error:
+        return "\n".join([*lines, "", f"no plan: {error}"]), False
+    lines.append(as_text(plan))
+    failed = [finding.name for finding in findings if finding.verdict is Verdict.FAILED]
+    lines.append(f"NOT READY: {', '.join(failed)}" if failed else "READY: nothing was started (--dry-run)")
+    return "\n".join(lines), not failed
+
+
+def _with_local_device(config: Config) -> Config:
+    """--device auto as a run on this machine would settle it; a cluster elsewhere is taken to have GPUs."""
+    if config.cluster.device != "auto" or config.cluster.ray_address is not None:
+        return config
+    device = engine_device("auto")
+    return dataclasses.replace(config, cluster=dataclasses.replace(config.cluster, device=device))

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from slime_rl.cli import COMMANDS, completion, load, main
+from slime_rl.config import make_parser
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_main_whose_help_ends_well(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        load(COMMANDS[name])(["--help"])
+    assert ended.value.code == 0
+    assert "usage:" in capsys.readouterr().out
+
+
+def test_train_help_is_grouped_by_concern(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    text = capsys.readouterr().out
+    assert text.index("Model: what is trained") < text.index("Optimizer: AdamW") < text.index("Logging: what the run")
+
+
+def test_a_command_gets_the_rest_of_the_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--shape", "qwen3-0.6b", "--gpu", "h100-80g", "--json"]) == 0
+    assert '"parameters": 596049920' in capsys.readouterr().out
+
+
+def test_a_misspelled_command_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trains"]) == 2
+    assert "did you mean train?" in capsys.readouterr().err
+    assert main(["sing"]) == 2
+    assert "commands are train, plan" in capsys.readouterr().err
+
+
+def test_no_command_prints_them_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in COMMANDS)
+
+
+def test_bash_completes_commands_and_flags() -> None:
+    def complete(*words: str) -> list[str]:
+        script = f"{completion()}\nCOMP_WORDS=({' '.join(words)}) COMP_CWORD={len(words) - 1}\n_slime_rl\n"
+        return subprocess.check_output(["bash", "-c", script + 'echo "${COMPREPLY[@]}"'], text=True).split()
+
+    assert complete("slime-rl", "do") == ["doctor"]
+    assert complete("slime-rl", "train", "--rollout-batch") == ["--rollout-batch-size"]
+    assert set(complete("slime-rl", "plan", "--lr")) <= make_parser().flags

@@ -1,0 +1,70 @@
+"""--dry-run says what was checked, what failed, and what could not be checked here; it starts and writes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from factories import make_config
+
+from slime_rl.preflight import Finding, Verdict, dry_run, preflight, run_checks
+from slime_rl.train import main
+
+
+def findings(tmp_path: Path, *flags: str) -> dict[str, Finding]:
+    return {finding.name: finding for finding in run_checks(make_config(tmp_path, "--device", "cpu", *flags))}
+
+
+def test_what_is_missing_here_is_said_and_not_passed_over(tmp_path: Path) -> None:
+    found = findings(tmp_path, "--max-prompt-len", "64", "--max-response-len", "64")
+    assert found["weights"].verdict is Verdict.NOT_CHECKED and "no *.safetensors" in found["weights"].text
+    assert found["tokenizer and prompts"].verdict is Verdict.NOT_CHECKED
+    assert found["data"].verdict is found["parallel sizes"].verdict is Verdict.OK
+
+
+def test_every_failure_is_shown_not_only_the_first(tmp_path: Path) -> None:
+    flags = ["--tp-size", "3", "--train-num-workers", "3", "--advantage-estimator", "nothing:here"]
+    found = findings(tmp_path, *flags, "--max-prompt-len", "300")
+    assert "must divide the model's 4 attention heads, got 3" in found["parallel sizes"].text
+    assert found["plugins"].verdict is Verdict.FAILED
+    assert "more than the 256 positions" in found["context length"].text
+
+
+def test_a_run_stops_where_a_dry_run_only_says_not_checked(tmp_path: Path) -> None:
+    config = make_config(tmp_path, "--device", "cpu", "--max-prompt-len", "64", "--max-response-len", "64")
+    with pytest.raises(ValueError, match=r"--hf-checkpoint .*: holds no \*\.safetensors"):
+        preflight(config)
+
+
+def test_kinds_of_rope_that_would_train_wrong_are_found(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    path = Path(config.model.hf_checkpoint) / "config.json"
+    path.write_text(path.read_text().replace('"rope_theta"', '"rope_scaling": {"type": "yarn"}, "rope_theta"'))
+    found = {finding.name: finding for finding in run_checks(config)}
+    assert "rope_type 'yarn' of the checkpoint is not supported" in found["architecture"].text
+
+
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = make_config(tmp_path)
+    run_dir = tmp_path / "run"
+    flags = ["--hf-checkpoint", config.model.hf_checkpoint, "--prompt-data", str(config.data.prompt_data)]
+    flags += ["--run-dir", str(run_dir), "--device", "cpu", "--max-prompt-len", "64", "--max-response-len", "64"]
+    assert main([*flags, "--dry-run", "--lr", "0.25"]) == 0
+    text = capsys.readouterr().out
+    assert "--lr 0.25" in text and "arguments of the first engine" in text and "memory of each engine" in text
+    assert text.splitlines()[-1].startswith("READY")
+    assert not run_dir.exists()
+    assert main([*flags, "--dry-run", "--max-response-len", "1024"]) == 2
+    assert "NOT READY: context length" in capsys.readouterr().out
+
+
+def test_an_occupied_run_folder_fails(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").touch()
+    assert findings(tmp_path)["run folder"].verdict is Verdict.FAILED
+    assert "cleared first" in findings(tmp_path, "--overwrite")["run folder"].text
+
+
+def test_the_plan_of_a_dry_run_is_for_this_machine(tmp_path: Path) -> None:
+    text, _ = dry_run(make_config(tmp_path, "--device", "cpu"))
+    assert "1 x 1 process" in text and "h100" not in text
