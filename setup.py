@@ -38,6 +38,10 @@ setup(
         "gpu": [*ENGINES, "sglang>=0.5.23", "transformer-engine[pytorch]>=2.5"],
         "dev": ["codespell", "pre-commit", "pyright", "pytest", "ruff"],
         "tensorboard": ["tensorboard"],
+        "wandb": ["wandb"],
+        "mlflow": ["mlflow"],
+        "trackio": ["trackio"],
+        "prometheus": ["prometheus_client"],
         "examples": ["gguf", "reasoning-gym"],
     },
 )

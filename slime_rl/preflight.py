@@ -27,6 +27,7 @@ from slime_rl.config.notes import config_notes
 from slime_rl.data.rendering import load_tokenizer
 from slime_rl.engine.arguments import check_context_length, check_router_args, check_sglang_args, sglang_arguments
 from slime_rl.engine.device import engine_device
+from slime_rl.observability.external_trackers import check_trackers
 from slime_rl.observability.run_record import changed_flags
 from slime_rl.plan.plan import find_lengths, find_site, make_plan, shape_problems
 from slime_rl.plan.shape import read_shape
@@ -116,6 +117,11 @@ def _context(config: Config) -> str | None:
     return None
 
 
+def _trackers(config: Config) -> str | None:
+    check_trackers(config)
+    return ", ".join(config.logging.trackers) or "metrics.jsonl"
+
+
 def _checkpoint(config: Config) -> str | None:
     start, said = 0, "none to load"
     if config.checkpoint.load is not None:
@@ -184,6 +190,7 @@ QUICK: dict[str, Check] = {
     "architecture": _architecture,
     "parallel sizes": _shape,
     "context length": _context,
+    "trackers": _trackers,
     "checkpoint": _checkpoint,
     "plugins": _plugins,
     "data": _data,

@@ -22,6 +22,7 @@ _OUTPUTS = (
     "hf",
     "logs",
     "tensorboard",
+    "trackers.json",
 )
 
 

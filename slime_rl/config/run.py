@@ -6,6 +6,8 @@ from pathlib import Path
 from slime_rl.config.checks import check, check_not_negative, check_positive
 from slime_rl.config.flags import flag
 
+TRACKER_NAMES = ("wandb", "mlflow", "trackio", "prometheus")
+
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
@@ -48,6 +50,19 @@ class LoggingConfig:
     tensorboard: bool = flag(False, aliases=("--use-tensorboard",))
     """Write TensorBoard events to RUN_DIR/tensorboard."""
 
+    trackers: tuple[str, ...] = ()
+    """Further destinations of metrics: wandb, mlflow, trackio, prometheus. Each needs its package; where its server is
+    and how to log in are its own settings, such as WANDB_MODE or MLFLOW_TRACKING_URI."""
+
+    tracker_project: str = flag("slime_rl", aliases=("--wandb-project",))
+    """Project or experiment that --trackers file the run under."""
+
+    tracker_run: str | None = None
+    """Name of the run in --trackers; the last part of --run-dir when not given."""
+
+    prometheus_address: str = "127.0.0.1:9400"
+    """HOST:PORT that --trackers prometheus listens on; host 0.0.0.0 lets other machines read."""
+
     log_function_path: str | None = None
     """Extra metrics from finished samples, as package.module:name."""
 
@@ -56,4 +71,9 @@ class LoggingConfig:
 
     def __post_init__(self) -> None:
         check_not_negative(log_samples=self.log_samples)
+        for name in self.trackers:
+            check(name in TRACKER_NAMES, "--trackers", f"takes {', '.join(TRACKER_NAMES)}", name)
+        check(len(set(self.trackers)) == len(self.trackers), "--trackers", "must name each once", self.trackers)
+        host, _, port = self.prometheus_address.rpartition(":")
+        check(bool(host) and port.isdigit(), "--prometheus-address", "must be HOST:PORT", self.prometheus_address)
         check(bool(self.run_dir), "--run-dir", "must not be empty", self.run_dir)

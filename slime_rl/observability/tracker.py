@@ -1,4 +1,4 @@
-"""Where metrics go: RUN_DIR/metrics.jsonl always, TensorBoard by flag, a few samples to RUN_DIR/samples.jsonl."""
+"""Where metrics go: RUN_DIR/metrics.jsonl always, other programs by flag, a few samples to RUN_DIR/samples.jsonl."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from slime_rl.config import Config
+from slime_rl.observability.external_trackers import open_trackers
 from slime_rl.types import Sample
 
 METRICS_FILE = "metrics.jsonl"
@@ -142,6 +143,7 @@ def make_trackers(config: Config, resume_step: int | None = None) -> Trackers:
     trackers: list[Tracker] = [JsonlTracker(folder / METRICS_FILE, resume_step)]
     if config.logging.tensorboard:
         trackers.append(TensorBoardTracker(folder / "tensorboard", resume_step))
+    trackers += open_trackers(config, resume=resume_step is not None)
     samples = None
     if config.logging.log_samples > 0:
         samples = SampleWriter(folder / SAMPLES_FILE, config.logging.log_samples, resume_step)

@@ -1,0 +1,184 @@
+"""Other programs that metrics can go to, by `--trackers`: Weights & Biases, MLflow, trackio, a Prometheus endpoint.
+
+Each is one small class around an optional package, which is imported when it is asked for. Where its server is and how
+to log in are the package's own settings (WANDB_*, MLFLOW_TRACKING_URI, TRACKIO_*). A run that is resumed goes on in the
+same entry there: its id is kept in RUN_DIR/trackers.json.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+from slime_rl.config import Config
+from slime_rl.observability.metrics import find_metric
+
+IDS_FILE = "trackers.json"
+
+
+def _package(name: str, extra: str) -> ModuleType:
+    """An optional package.
+
+    Raises:
+        ValueError: it is not installed; names the extra to install.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ValueError(
+            f"--trackers {extra} needs the package {name}: pip install 'slime_rl[{extra}]' ({error})"
+        ) from error
+
+
+def check_trackers(config: Config) -> None:
+    """Import what --trackers names, before anything starts.
+
+    Raises:
+        ValueError: an unknown name or a package that is not installed.
+    """
+    for name in config.logging.trackers:
+        _package(PACKAGES[name], name)
+
+
+class WandbTracker:
+    """Weights & Biases. Steps are a metric of their own there, since a resumed run logs some of them again."""
+
+    def __init__(self, config: Config, run_id: str | None) -> None:
+        wandb: Any = _package("wandb", "wandb")
+        self._run = wandb.init(
+            project=config.logging.tracker_project,
+            name=config.logging.tracker_run or config.run_dir.name,
+            id=run_id,
+            resume="allow" if run_id else None,
+            dir=str(config.run_dir),
+            config=flat_config(config),
+        )
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+        self.run_id = str(self._run.id)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log({"step": step, **metrics})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class MlflowTracker:
+    """MLflow; MLFLOW_TRACKING_URI names the server or file."""
+
+    def __init__(self, config: Config, run_id: str | None) -> None:
+        self._mlflow: Any = _package("mlflow", "mlflow")
+        self._mlflow.set_experiment(config.logging.tracker_project)
+        name = config.logging.tracker_run or config.run_dir.name
+        self._run = self._mlflow.start_run(run_id=run_id, run_name=None if run_id else name)
+        self.run_id = str(self._run.info.run_id)
+        if run_id is None:
+            self._mlflow.log_params({key: str(value)[:500] for key, value in flat_config(config).items()})
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        # A name may hold letters, digits and a few signs there; NaN is refused by some of its stores.
+        values = {re.sub(r"[^\w\-./ ]", "_", n): float(v) for n, v in metrics.items() if math.isfinite(v)}
+        self._mlflow.log_metrics(values, step=step)
+
+    def close(self) -> None:
+        self._mlflow.end_run()
+
+
+class TrackioTracker:
+    """trackio: a local SQLite file (TRACKIO_DIR) that `trackio show` displays."""
+
+    def __init__(self, config: Config, run_id: str | None) -> None:
+        trackio: Any = _package("trackio", "trackio")
+        self.run_id = run_id or config.logging.tracker_run or config.run_dir.name
+        self._run = trackio.init(
+            project=config.logging.tracker_project,
+            name=self.run_id,
+            config=flat_config(config),
+            resume="allow" if run_id else "never",
+            embed=False,
+            auto_log_gpu=False,
+        )
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class PrometheusTracker:
+    """The newest value of every metric at http://HOST:PORT/metrics, with its documented meaning as help text."""
+
+    def __init__(self, config: Config, run_id: str | None) -> None:
+        prometheus: Any = _package("prometheus_client", "prometheus")
+        host, _, port = config.logging.prometheus_address.rpartition(":")
+        self.run_id = ""
+        self._registry = prometheus.CollectorRegistry()
+        self._make_gauge = prometheus.Gauge
+        self._labels = {"run": config.logging.tracker_run or config.run_dir.name}
+        self._gauges: dict[str, Any] = {}
+        try:
+            self._server, _ = prometheus.start_http_server(int(port), addr=host, registry=self._registry)
+        except OSError as error:
+            raise ValueError(f"--prometheus-address {host}:{port}: cannot listen there: {error}") from error
+        self.port = int(self._server.server_port)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for name, value in {"step": step, **metrics}.items():
+            self._gauge(name).labels(**self._labels).set(float(value))
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def _gauge(self, name: str) -> Any:
+        if name not in self._gauges:
+            known = find_metric(name)
+            about = f"{known.meaning} Unit: {known.unit}; {known.reduction}." if known else name
+            safe = "slime_rl_" + re.sub(r"\W", "_", name)
+            self._gauges[name] = self._make_gauge(safe, about, list(self._labels), registry=self._registry)
+        return self._gauges[name]
+
+
+PACKAGES = {"wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio", "prometheus": "prometheus_client"}
+TRACKERS: dict[str, Callable[[Config, str | None], Any]] = {
+    "wandb": WandbTracker,
+    "mlflow": MlflowTracker,
+    "trackio": TrackioTracker,
+    "prometheus": PrometheusTracker,
+}
+
+
+def open_trackers(config: Config, *, resume: bool) -> list[Any]:
+    """The trackers of --trackers; those already open are closed when one fails.
+
+    Raises:
+        ValueError: a package that is not installed, or an address that cannot be used.
+    """
+    config.run_dir.mkdir(parents=True, exist_ok=True)
+    path = config.run_dir / IDS_FILE
+    ids: dict[str, str] = json.loads(path.read_text()) if resume and path.is_file() else {}
+    opened: dict[str, Any] = {}
+    try:
+        for name in config.logging.trackers:
+            opened[name] = TRACKERS[name](config, ids.get(name))
+    except BaseException:
+        for tracker in opened.values():
+            tracker.close()
+        raise
+    if opened:
+        path.write_text(json.dumps({name: tracker.run_id for name, tracker in opened.items()}) + "\n")
+    return list(opened.values())
+
+
+def flat_config(config: Config) -> dict[str, Any]:
+    """flag name -> value of every flag, as these programs show settings."""
+    sections: dict[str, dict[str, Any]] = dataclasses.asdict(config)
+    return {name: value for section in sections.values() for name, value in section.items()}
