@@ -7,13 +7,11 @@ here (no weights, no GPU), prints what would run, and starts nothing.
 from __future__ import annotations
 
 import dataclasses
-import json
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from types import SimpleNamespace
 
 from slime_rl.algorithms.registry import ADVANTAGES, OFF_POLICY, POLICY_LOSSES
 from slime_rl.buffer.dumps import check_dumped_steps
@@ -35,13 +33,10 @@ from slime_rl.plan.text import as_text
 from slime_rl.rollout.extra_metrics import LOG_FUNCTIONS
 from slime_rl.rollout.group_loop import ROLLOUT_FUNCTIONS, rollout_function_name
 from slime_rl.rollout.groups import GroupRunner, encode_prompt
-from slime_rl.trainer.checks import check_trainer
-from slime_rl.trainer.rope import rope_arguments
+from slime_rl.trainer.checks import check_architecture, check_trainer
 
 PREFLIGHT_ROWS = 10_000  # read in a moment; a wrong key or format shows in the first ones
 RENDERED_ROWS = 100
-# Architectures whose log-probs and weights are compared with transformers in benchmarks/hf_parity.py.
-COMPARED = ("llama", "qwen2", "qwen3", "qwen3_moe", "deepseek_v3")
 
 
 class NotChecked(Exception):
@@ -97,11 +92,9 @@ def _model_files(config: Config) -> str | None:
 
 
 def _architecture(config: Config) -> str | None:
-    raw = json.loads((Path(config.model.hf_checkpoint) / "config.json").read_text())
-    rope_arguments(SimpleNamespace(**raw))
-    kind = raw.get("model_type")
-    others = f"{kind}: not among those compared with transformers ({', '.join(COMPARED)})"
-    return str(kind) if kind in COMPARED else others
+    if config.model.model_provider_path is not None or config.model.model_conversion_path != "families":
+        return "left to --model-provider-path or --model-conversion-path"
+    return check_architecture(config)
 
 
 def _shape(config: Config) -> str | None:
@@ -187,7 +180,6 @@ QUICK: dict[str, Check] = {
     "trainer's plugins and arguments": _trainer,
     "device": _device,
     "model files": _model_files,
-    "architecture": _architecture,
     "parallel sizes": _shape,
     "context length": _context,
     "trackers": _trackers,
@@ -195,7 +187,11 @@ QUICK: dict[str, Check] = {
     "plugins": _plugins,
     "data": _data,
 }
-THOROUGH: dict[str, Check] = QUICK | {"tokenizer and prompts": _tokenizer, "run folder": _run_folder}
+THOROUGH: dict[str, Check] = QUICK | {
+    "architecture": _architecture,
+    "tokenizer and prompts": _tokenizer,
+    "run folder": _run_folder,
+}
 
 
 class Verdict(StrEnum):

@@ -27,3 +27,34 @@ def check_megatron_args(config: Config) -> None:
     from slime_rl.trainer.arguments import parse_megatron_args
 
     parse_megatron_args(config.model.megatron_args)
+
+
+def check_architecture(config: Config) -> str:
+    """Read config.json as the trainer would, without building anything; the name of the model's type.
+
+    Raises:
+        ValueError: an unknown architecture, a field that its family does not know, or a value that it cannot compute.
+    """
+    import torch
+
+    from slime_rl.trainer.cpu import proxy
+
+    proxy.install(without_cuda=not torch.cuda.is_available())  # some families import Megatron
+    from slime_rl.trainer.families import FAMILIES, find_family
+    from slime_rl.trainer.families.family import head_dim_of
+    from slime_rl.trainer.families.fields import Fields
+    from slime_rl.trainer.rope import rotary_frequencies
+
+    fields = Fields(config.model.hf_checkpoint, config.model.trust_remote_code)
+    family = find_family(fields.model_type)
+    if family is None:
+        raise ValueError(
+            f"{fields.path}/config.json: model_type {fields.model_type!r} is not one of {', '.join(FAMILIES)}; "
+            "--model-conversion-path mbridge knows a few others"
+        )
+    family.transformer(fields)
+    if not family.is_mla:
+        rotary_frequencies(fields, head_dim_of(fields))
+    family.rules(fields)
+    fields.check_all_read()
+    return f"{fields.model_type}: every field of config.json is known"

@@ -17,7 +17,7 @@ def findings(tmp_path: Path, *flags: str) -> dict[str, Finding]:
 
 def test_what_is_missing_here_is_said_and_not_passed_over(tmp_path: Path) -> None:
     found = findings(tmp_path, "--max-prompt-len", "64", "--max-response-len", "64")
-    assert found["weights"].verdict is Verdict.NOT_CHECKED and "no *.safetensors" in found["weights"].text
+    assert found["model files"].verdict is Verdict.NOT_CHECKED and "must hold weights" in found["model files"].text
     assert found["tokenizer and prompts"].verdict is Verdict.NOT_CHECKED
     assert found["data"].verdict is found["parallel sizes"].verdict is Verdict.OK
 
@@ -32,16 +32,17 @@ def test_every_failure_is_shown_not_only_the_first(tmp_path: Path) -> None:
 
 def test_a_run_stops_where_a_dry_run_only_says_not_checked(tmp_path: Path) -> None:
     config = make_config(tmp_path, "--device", "cpu", "--max-prompt-len", "64", "--max-response-len", "64")
-    with pytest.raises(ValueError, match=r"--hf-checkpoint .*: holds no \*\.safetensors"):
+    with pytest.raises(ValueError, match=r"--hf-checkpoint .*: must hold weights"):
         preflight(config)
 
 
-def test_kinds_of_rope_that_would_train_wrong_are_found(tmp_path: Path) -> None:
+def test_a_config_that_would_train_wrong_is_found(tmp_path: Path) -> None:
     config = make_config(tmp_path)
     path = Path(config.model.hf_checkpoint) / "config.json"
-    path.write_text(path.read_text().replace('"rope_theta"', '"rope_scaling": {"type": "yarn"}, "rope_theta"'))
+    path.write_text(path.read_text().replace('"rope_theta"', '"attention_twist": 3, "rope_theta"'))
     found = {finding.name: finding for finding in run_checks(config)}
-    assert "rope_type 'yarn' of the checkpoint is not supported" in found["architecture"].text
+    assert found["architecture"].verdict is Verdict.FAILED
+    assert "the field 'attention_twist' = 3 is not known" in found["architecture"].text
 
 
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
