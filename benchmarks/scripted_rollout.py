@@ -14,9 +14,15 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+from slime_rl.buffer.ledger_buffer import LedgerBuffer
+from slime_rl.buffer.sources import FilePromptSource
 from slime_rl.config import Config, parse_config
 from slime_rl.rollout.client import EngineClient, Generation
-from slime_rl.types import Sample
+from slime_rl.rollout.continuous import ContinuousProduction
+from slime_rl.rollout.group_loop import group_loop
+from slime_rl.rollout.runtime import RolloutRuntime, use_runtime
+from slime_rl.rollout.stepped import SteppedProduction
+from slime_rl.types import Group, Sample
 
 T = TypeVar("T")
 
@@ -135,3 +141,56 @@ def scripted_config(folder: Path, num_prompts: int, *flags: str) -> Config:
             *("--reward-function-path", "benchmarks.scripted_rollout:scripted_reward", *flags),
         ]
     )
+
+
+class ScriptedRun:
+    """The main loop's order of calls: submit, take, train, commit, new weights."""
+
+    def __init__(self, config: Config, length_of: Callable[[list[int]], int], train_s: float = 30.0) -> None:
+        self.config, self.train_s = config, train_s
+        slots = config.rollout.rollout_concurrency * config.cluster.rollout_num_engines
+        self.client = ScriptedClient(length_of, slots=slots)
+        self.buffer = LedgerBuffer(config, FilePromptSource(config))
+        self.batches: list[list[Group]] = []
+        self.metrics: list[dict[str, float]] = []
+        self.ends_s: list[float] = []  # when each step had trained
+        self.state: Any = None
+
+    async def run(self, start: int = 0, steps: int | None = None) -> ScriptedRun:
+        end = self.config.train.num_steps if steps is None else start + steps
+        try:
+            with use_runtime(RolloutRuntime(client=self.client, tokenizer=CharTokenizer())):
+                production: Any
+                if self.config.asynchrony.fully_async:
+                    production = ContinuousProduction(self.config, self.buffer, start)
+                else:
+                    production = SteppedProduction(self.config, self.buffer, group_loop, start)
+                try:
+                    await self._loop(production, start, end)
+                finally:
+                    await production.close()
+        finally:
+            await self.client.close()
+        return self
+
+    async def _loop(self, production: Any, start: int, end: int) -> None:
+        for step in range(start, end):
+            production.submit_through(step + self.config.rollout.rollout_ahead)
+            async with asyncio.timeout(1e6):
+                output = await production.take(step)
+            self.batches.append(output.groups)
+            self.metrics.append(output.metrics)
+            await asyncio.sleep(self.train_s)
+            self.buffer.commit(step)
+            self.client.serve(step + 1)
+            production.weights_are(step + 1)
+            self.ends_s.append(asyncio.get_running_loop().time())
+            if step + 1 == end:
+                self.state = json.loads(json.dumps(self.buffer.state_dict()))
+
+    def ages(self) -> list[int]:
+        """Of the oldest trained token of each step."""
+        oldest = [
+            min(version for group in groups if (version := group.oldest_version) is not None) for groups in self.batches
+        ]
+        return [step - version for step, version in enumerate(oldest)]

@@ -34,7 +34,7 @@ from slime_rl.rollout.group_loop import ROLLOUT_FUNCTIONS, rollout_function_name
 from slime_rl.rollout.groups import GroupRunner, encode_prompt
 from slime_rl.rollout.rewards import FENCED_MODULES
 from slime_rl.rollout.rewards.fence import ProcessFence, use_fence
-from slime_rl.rollout.runtime import RolloutRuntime, use_runtime
+from slime_rl.rollout.runtime import RolloutRuntime, freeze_heap, use_runtime
 from slime_rl.rollout.stepped import SteppedProduction
 from slime_rl.types import Prompt, Sample
 
@@ -91,6 +91,7 @@ class RolloutManager:
             slots = self.config.rollout.rollout_concurrency * self.config.cluster.rollout_num_engines
             client = EngineClient(router_url, max_in_flight=slots, timeout_s=self.config.rollout.request_timeout_s)
         self.runtime = RolloutRuntime(client=client, tokenizer=self.tokenizer, make_parser=self._make_parser)
+        freeze_heap()
 
     @property
     def production(self) -> Production:

@@ -13,11 +13,13 @@ from types import TracebackType
 from typing import Any
 
 import aiohttp
+import orjson
 
 from slime_rl.rollout.scope import SampleScope, current_scope
 from slime_rl.rollout.versions import token_versions
 
 ABORT_TIMEOUT_S = 5.0  # an engine that takes longer to hear of an abort is gone; its requests end with the connection
+_JSON = {"Content-Type": "application/json"}
 WORKERS_AGE_S = 5.0  # an engine that joined later has none of the requests to abort yet
 
 
@@ -137,13 +139,14 @@ class EngineClient:
                 await answer.read()
 
     async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        data = orjson.dumps(body)
         deadline, pause, last = time.monotonic() + self.timeout_s, 0.1, "no attempt was made"
         while (left := deadline - time.monotonic()) > 0:
             try:
                 timeout = aiohttp.ClientTimeout(total=left)
-                async with self._session.post(self.url + path, json=body, timeout=timeout) as answer:
+                async with self._session.post(self.url + path, data=data, headers=_JSON, timeout=timeout) as answer:
                     if answer.status == 200:
-                        return await answer.json()
+                        return orjson.loads(await answer.read())
                     last = f"HTTP {answer.status}: {(await answer.text())[:500]}"
                     if 400 <= answer.status < 500 and answer.status not in (408, 429):
                         raise ValueError(f"{self.url}{path} refused the request: {last}")

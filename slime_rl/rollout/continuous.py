@@ -48,7 +48,7 @@ class ContinuousProduction:
         self.batch_size, self.bound = config.train.rollout_batch_size, config.asynchrony.max_staleness
         self.extra = max(0, (config.buffer.over_sampling_batch_size or 0) - self.batch_size)
         slots = config.rollout.rollout_concurrency * config.cluster.rollout_num_engines
-        self.max_running = max(1, slots // config.train.n_samples_per_prompt)
+        self.slots = max(slots, config.train.n_samples_per_prompt)
         self.version = self.next_step = next_step
         self.runner = GroupRunner(config)
         self.flight = InFlight(self.runner, buffer, current_runtime().lengths)
@@ -122,7 +122,7 @@ class ContinuousProduction:
         last_step = min(self.version + self.bound, self.config.train.num_steps - 1)
         open_groups = counts["reserved"] + counts["generated"]
         allowed = (last_step + 1 - self.next_step) * self.batch_size + self.extra - open_groups
-        return min(allowed, self.max_running - len(self.flight))
+        return min(allowed, (self.slots - self.flight.open_samples) // self.config.train.n_samples_per_prompt)
 
     def _may_take(self, step: int) -> bool:
         """Whether there are enough groups, and every group that would stay behind can still train in time."""

@@ -11,6 +11,7 @@ import dataclasses
 import math
 import time
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 from slime_rl.buffer.policies import DYNAMIC_FILTERS
@@ -25,6 +26,7 @@ from slime_rl.rollout.scope import SampleScope, use_scope
 from slime_rl.types import Group, Sample, Status
 
 UNFINISHED = "unfinished"  # verdict on a group that has samples to generate yet: back to the buffer
+OnStart = Callable[[SampleScope], None]
 FAILED = "failed_samples"  # reason for a group of which too few samples are left
 
 
@@ -45,18 +47,16 @@ class GroupRunner:
         path = config.buffer.dynamic_filter_path
         self.filter: GroupFilter | None = DYNAMIC_FILTERS.load(path) if path else None
 
-    async def run(
-        self, group: Group, sampling_params: dict[str, Any], scopes: list[SampleScope] | None = None
-    ) -> str | None:
+    async def run(self, group: Group, sampling_params: dict[str, Any], on_start: OnStart | None = None) -> str | None:
         """Generate and score `group` in place; None keeps it, a string is the reason that it must be dropped for.
 
         UNFINISHED instead says that samples were interrupted or late and that the group cannot do without them.
-        `scopes` is filled with one per sample that is generated, for whoever may want to interrupt them. An exception
-        of user code propagates with --rollout-error stop and becomes a reason with drop.
+        `on_start` hears of every sample that is generated, and may interrupt it later. An exception of user code
+        propagates with --rollout-error stop and becomes a reason with drop.
         """
         group.attempts += 1
         try:
-            await self.generate_samples(group, sampling_params, scopes)
+            await self.generate_samples(group, sampling_params, on_start)
             verdict = self._leave_out_unfinished(group)
             if verdict is not None:
                 return verdict
@@ -68,17 +68,16 @@ class GroupRunner:
         return self.filter(self.config, group.samples) if self.filter else None
 
     async def generate_samples(
-        self, group: Group, sampling_params: dict[str, Any], scopes: list[SampleScope] | None = None
+        self, group: Group, sampling_params: dict[str, Any], on_start: OnStart | None = None
     ) -> None:
         """Fill every sample that is not finished; a generate function may turn one into several of one episode.
 
         Samples that were interrupted come back as they are, or as ABORTED.
         """
-        scopes = [] if scopes is None else scopes
         pending: list[tuple[Sample, asyncio.Task[Sample | list[Sample]] | None]] = []
         async with asyncio.TaskGroup() as tasks:
+            prepare(self.config, group.samples)
             for sample in group.samples:
-                prepare(self.config, sample)
                 left = sampling_params["max_new_tokens"] - sample.response_length
                 if not sample.status.is_finished and left <= 0:
                     sample.status = Status.TRUNCATED
@@ -89,7 +88,8 @@ class GroupRunner:
                 with use_scope(scope):
                     params = {**sampling_params, "max_new_tokens": left}
                     scope.task = tasks.create_task(self._generate_one(sample, params))
-                scopes.append(scope)
+                if on_start is not None:
+                    on_start(scope)
                 pending.append((sample, scope.task))
         produced: list[Sample] = []
         for sample, task in pending:
@@ -139,17 +139,20 @@ class GroupRunner:
             raise _blame(flag, error, f"sample {sample.index}") from error
 
 
-def prepare(config: Config, sample: Sample) -> None:
-    """Tokenise the prompt once; a sample that comes back with tokens keeps them."""
-    if sample.tokens:
+def prepare(config: Config, samples: list[Sample]) -> None:
+    """Tokenise the prompt once for all its samples; one that comes back with tokens keeps them."""
+    bare = [sample for sample in samples if not sample.tokens]
+    if not bare:
         return
+    sample = bare[0]
     tokens = encode_prompt(config, current_runtime().tokenizer, sample.prompt, sample.metadata)
     limit = config.sampling.max_prompt_len
     if len(tokens) > limit:  # files are checked at the start; other sources only here
         raise ValueError(
             f"the prompt of group {sample.group_index} has {len(tokens)} tokens, over --max-prompt-len {limit}"
         )
-    sample.set_prompt_tokens(tokens)
+    for sample in bare:
+        sample.set_prompt_tokens(tokens)
 
 
 def encode_prompt(

@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from slime_rl.protocols import DataBuffer
@@ -37,6 +38,7 @@ class Flight:
     group: Group
     version: int  # no token of this attempt or of earlier ones that were kept is older
     originals: list[Sample]  # as reserved; a generate function may put others in their place
+    open_samples: int  # not finished yet
     scopes: list[SampleScope] = field(default_factory=list)
     fate: Fate = "keep"  # what becomes of it when it ends unfinished
     surplus: bool = False  # handed back for no fault of its own
@@ -52,6 +54,7 @@ class InFlight:
         self.history = history or LengthHistory()
         self.flights: dict[asyncio.Task[str | None], Flight] = {}
         self.on_admit: Callable[[Group], None] = lambda group: None
+        self.open_samples = 0  # of all groups: what may be at the engines now
         self.num_interrupted = 0
         self._params = train_sampling_params(runner.config)
         self._watch: asyncio.Task[None] | None = None
@@ -68,15 +71,18 @@ class InFlight:
             groups = self.history.longest_first(groups)
         for group in groups:
             oldest = group.oldest_version
-            flight = Flight(group, version if oldest is None else min(oldest, version), list(group.samples))
-            task = asyncio.create_task(self.runner.run(group, self._params, flight.scopes))
+            version_of_oldest = version if oldest is None else min(oldest, version)
+            unfinished = sum(not sample.status.is_finished for sample in group.samples)
+            flight = Flight(group, version_of_oldest, list(group.samples), unfinished)
+            self.open_samples += unfinished
+            task = asyncio.create_task(self.runner.run(group, self._params, partial(self._follow, flight)))
             task.add_done_callback(self._end)
             self.flights[task] = flight
         if self.options.sample_deadline_s is not None:
             self._ensure_watch()
 
     async def settle(self, timeout_s: float | None = None) -> None:
-        """Wait until at least one group has ended, or `wake`, and enter all that have into the ledger.
+        """Wait until a sample or group has ended, or `wake`, and enter groups that have into the ledger.
 
         Raises what a group's task raised.
         """
@@ -92,12 +98,27 @@ class InFlight:
         """Let `settle` return."""
         self._woken.set()
 
+    def _follow(self, flight: Flight, scope: SampleScope) -> None:
+        """Count the sample as open until its task is done."""
+
+        def close(_: object) -> None:
+            closed = min(1, flight.open_samples)
+            flight.open_samples -= closed
+            self.open_samples -= closed
+            self._woken.set()
+
+        assert scope.task is not None
+        flight.scopes.append(scope)
+        scope.task.add_done_callback(close)
+
     def _end(self, task: asyncio.Task[str | None]) -> None:
         self._ended.append(task)
         self._woken.set()
 
     def _enter(self, flight: Flight, verdict: str | None) -> None:
         group = flight.group
+        self.open_samples -= flight.open_samples
+        flight.open_samples = 0
         if verdict is None:
             self.history.record(group)
             self.buffer.admit(group)

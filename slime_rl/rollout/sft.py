@@ -30,7 +30,7 @@ def _append_label(config: Config, sample: Sample) -> None:
             f"--loss sft: --label-key {config.data.label_key!r} must hold text, got {sample.label!r} "
             f"in sample {sample.index}"
         )
-    prepare(config, sample)
+    prepare(config, [sample])
     tokens = tokenizer.encode(sample.label, add_special_tokens=False)[: config.sampling.max_response_len - 1]
     tokens.append(tokenizer.eos_token_id)
     sample.append_tokens(tokens, log_probs=[0.0] * len(tokens), versions=[-1] * len(tokens))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from slime_rl.engine.control import EngineControl, EngineError
 from slime_rl.engine.router import RouterProcess
 from slime_rl.engine.server import EngineServer
 from slime_rl.rollout.client import EngineClient, Generation
+from slime_rl.rollout.scope import SampleScope, use_scope
 from slime_rl.weight_sync.bucket import split_buckets, tied_names
 from slime_rl.weight_sync.sender import SyncReport, WeightSender, make_sender
 
@@ -154,7 +156,8 @@ def test_engines_with_equal_weights_have_equal_checksums(serving: Serving) -> No
 def test_requests_in_flight_go_on_with_the_new_weights(serving: Serving) -> None:
     serving.send("A", 10)
     num_tokens = 400
-    answers = generate(serving, 8, num_tokens, meanwhile=lambda: serving.send("B", 11))
+    answers = generate(serving, 24, num_tokens, meanwhile=lambda: serving.send("B", 11))
+    assert len(answers) == 24
     switched = 0
     for prompt, answer in answers:
         assert len(answer.tokens) == num_tokens and answer.finish_reason == "length"
@@ -163,7 +166,34 @@ def test_requests_in_flight_go_on_with_the_new_weights(serving: Serving) -> None
         switched += 0 < switch < num_tokens
         assert gap(serving, "A", prompt, answer, end=switch) < TOLERANCE
         assert gap(serving, "B", prompt, answer, start=switch) < TOLERANCE
-    assert switched > 0, "no request was in flight during the update"
+    assert switched >= 16, f"only {switched} requests were in flight during the update"
+
+
+def test_aborted_requests_answer_at_once_with_what_they_have(serving: Serving) -> None:
+    serving.send("A", 15)
+    scopes = [SampleScope() for _ in range(8)]
+
+    async def run() -> tuple[list[Generation], float]:
+        async with EngineClient(serving.router.url, max_in_flight=64, timeout_s=120) as client:
+            tasks = []
+            for scope in scopes:
+                with use_scope(scope):
+                    sampling = {"max_new_tokens": 500, "temperature": 1.0, "ignore_eos": True}
+                    tasks.append(asyncio.create_task(client.generate([5, 6, 7], sampling)))
+            await asyncio.sleep(0.4)
+            for scope in scopes:
+                scope.interrupt(0.0)
+            begin = time.monotonic()
+            await client.abort([request_id for scope in scopes for request_id in scope.requests])
+            return await asyncio.gather(*tasks), time.monotonic() - begin
+
+    answers, seconds = asyncio.run(run())
+    assert seconds < 3
+    partial = [answer for answer in answers if 0 < len(answer.tokens) < 500]
+    assert {answer.finish_reason for answer in answers} == {"abort"} and len(partial) >= 4
+    for answer in partial:
+        assert answer.versions == [15] * len(answer.tokens)
+        assert gap(serving, "A", [5, 6, 7], answer) < TOLERANCE
 
 
 def test_old_prefixes_are_not_reused_after_an_update(serving: Serving) -> None:

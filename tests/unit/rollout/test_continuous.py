@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from benchmarks.scripted_rollout import CharTokenizer, ScriptedClient, run_virtual, scripted_config
-from slime_rl.buffer.ledger_buffer import LedgerBuffer
-from slime_rl.buffer.sources import FilePromptSource
+from benchmarks.scripted_rollout import ScriptedRun, run_virtual, scripted_config
 from slime_rl.config import Config
-from slime_rl.rollout.continuous import ContinuousProduction
-from slime_rl.rollout.group_loop import group_loop
-from slime_rl.rollout.runtime import RolloutRuntime, use_runtime
-from slime_rl.rollout.stepped import SteppedProduction
 from slime_rl.types import Group, Sample
 
 BATCH = 4
@@ -37,64 +29,14 @@ def one_in_ten_is_long(input_ids: list[int]) -> int:
     return 400 if int("".join(map(chr, input_ids)).split()[1]) % 10 == 7 else 20
 
 
-class Job:
-    """The main loop's order of calls: submit, take, train, commit, new weights."""
-
-    def __init__(self, config: Config, length_of: Callable[[list[int]], int], train_s: float = 30.0) -> None:
-        self.config, self.train_s = config, train_s
-        self.client = ScriptedClient(length_of, slots=64)
-        self.buffer = LedgerBuffer(config, FilePromptSource(config))
-        self.batches: list[list[Group]] = []
-        self.metrics: list[dict[str, float]] = []
-        self.state: Any = None
-
-    async def run(self, start: int = 0, steps: int | None = None) -> Job:
-        end = self.config.train.num_steps if steps is None else start + steps
-        try:
-            with use_runtime(RolloutRuntime(client=self.client, tokenizer=CharTokenizer())):
-                production: Any
-                if self.config.asynchrony.fully_async:
-                    production = ContinuousProduction(self.config, self.buffer, start)
-                else:
-                    production = SteppedProduction(self.config, self.buffer, group_loop, start)
-                try:
-                    await self._loop(production, start, end)
-                finally:
-                    await production.close()
-        finally:
-            await self.client.close()
-        return self
-
-    async def _loop(self, production: Any, start: int, end: int) -> None:
-        for step in range(start, end):
-            production.submit_through(step + self.config.rollout.rollout_ahead)
-            async with asyncio.timeout(1e6):
-                output = await production.take(step)
-            self.batches.append(output.groups)
-            self.metrics.append(output.metrics)
-            await asyncio.sleep(self.train_s)
-            self.buffer.commit(step)
-            self.client.serve(step + 1)
-            production.weights_are(step + 1)
-            if step + 1 == end:
-                self.state = json.loads(json.dumps(self.buffer.state_dict()))
-
-    def ages(self) -> list[int]:
-        """Of the oldest trained token of each step."""
-        oldest = [
-            min(version for group in groups if (version := group.oldest_version) is not None) for groups in self.batches
-        ]
-        return [step - version for step, version in enumerate(oldest)]
-
-
 def job(
     tmp_path: Path,
     *flags: str,
     length_of: Callable[[list[int]], int] = one_in_ten_is_long,
     steps: int | None = None,
-) -> Job:
-    async def go() -> Job:
-        return await Job(scripted_config(tmp_path, 200, *SIZES, *flags), length_of).run(steps=steps)
+) -> ScriptedRun:
+    async def go() -> ScriptedRun:
+        return await ScriptedRun(scripted_config(tmp_path, 200, *SIZES, *flags), length_of).run(steps=steps)
 
     return run_virtual(go())
 
@@ -131,7 +73,7 @@ def test_weights_change_within_a_response_and_every_token_knows_its_own(tmp_path
 def test_training_overlaps_generation(tmp_path: Path) -> None:
     async def timed(*flags: str) -> float:
         config = scripted_config(tmp_path, 200, *SIZES, *flags)
-        await Job(config, lambda ids: 30).run()
+        await ScriptedRun(config, lambda ids: 30).run()
         return asyncio.get_running_loop().time()
 
     synchronous, continuous = run_virtual(timed()), run_virtual(timed("--fully-async", "--max-staleness", "1"))
@@ -164,8 +106,8 @@ def test_the_bound_holds_after_a_resume_with_a_smaller_one(tmp_path: Path) -> No
     first = job(tmp_path, "--fully-async", "--max-staleness", "6", steps=5)
     smaller = scripted_config(tmp_path, 200, *SIZES, "--fully-async", "--max-staleness", "1")
 
-    async def resumed() -> Job:
-        second = Job(smaller, one_in_ten_is_long)
+    async def resumed() -> ScriptedRun:
+        second = ScriptedRun(smaller, one_in_ten_is_long)
         second.client.serve(5)
         second.buffer.load_state_dict(first.state)
         return await second.run(start=5)
