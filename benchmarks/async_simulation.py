@@ -9,7 +9,7 @@ are 50 times longer. Training takes as long as a synchronous rollout of the work
 Limits of the speed-up over synchronous steps (rollout R, train T, so R + T a step):
 
     throughput   a step needs T, and as long as the slots take for a step's tokens
-    staleness    a group begun with version v trains in step v + K at the latest, so where nothing may be thrown away its
+    staleness    a group begun with version v trains in step v + K at the latest, so where nothing is thrown away its
                  longest sample costs (R + T) / (K + 1) a step: K + 1 times, whatever the machine; less when the longest
                  ones differ, because the longest of K + 1 steps' groups counts
 

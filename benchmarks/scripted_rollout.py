@@ -186,7 +186,7 @@ class ScriptedRun:
             production.weights_are(step + 1)
             self.ends_s.append(asyncio.get_running_loop().time())
             if step + 1 == end:
-                self.state = json.loads(json.dumps(self.buffer.state_dict()))
+                self.state = self.buffer.state_dict()
 
     def ages(self) -> list[int]:
         """Of the oldest trained token of each step."""
