@@ -141,9 +141,30 @@ class RewardFunction(Protocol):
 
 
 class GroupFilter(Protocol):
-    """`--dynamic-filter-path`, `--sample-filter-path`: None keeps the group, a string is the reason to drop it."""
+    """`--dynamic-filter-path`: None keeps the group, a string is the reason to drop it."""
 
     def __call__(self, config: Config, group: list[Sample]) -> str | None: ...
+
+
+class SampleFilter(Protocol):
+    """`--sample-filter-path`: which samples of a kept group do not train.
+
+    None keeps all, a string is the reason to drop them all, a list has None or a reason for each sample, in order.
+    """
+
+    def __call__(self, config: Config, group: list[Sample]) -> str | list[str | None] | None: ...
+
+
+class Curriculum(Protocol):
+    """`--curriculum-path`: the rows that an epoch has, in the order that they train.
+
+    `rows` is the epoch as it would be without it, `prompt_of(row)` reads one. It may leave rows out or repeat them. It
+    must depend on its arguments alone: a resumed run asks again and must get the same.
+    """
+
+    def __call__(
+        self, config: Config, epoch: int, rows: list[int], prompt_of: Callable[[int], Prompt]
+    ) -> list[int]: ...
 
 
 class LogFunction(Protocol):

@@ -100,6 +100,16 @@ class Group:
     epoch: int
     samples: list[Sample]
     attempts: int = 0  # how often generation was started for it
+    left_out: dict[str, int] = field(default_factory=dict)  # samples that were taken out of it, by reason
+    replays: int = 0  # how often it has trained before (--replay-groups)
+
+    def leave_out(self, reasons: dict[int, str]) -> int:
+        """Take samples out, given as position -> reason; they count under it. Returns their response tokens."""
+        for reason in reasons.values():
+            self.left_out[reason] = self.left_out.get(reason, 0) + 1
+        tokens = sum(self.samples[i].response_length for i in reasons)
+        self.samples = [sample for i, sample in enumerate(self.samples) if i not in reasons]
+        return tokens
 
     @property
     def oldest_version(self) -> int | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from slime_rl.config import Config
+from slime_rl.protocols import SampleFilter
 from slime_rl.types import Group, Sample
 
 
@@ -70,6 +71,46 @@ def reward_band(config: Config, group: list[Sample]) -> str | None:
 def not_all_truncated(config: Config, group: list[Sample]) -> str | None:
     """Keep groups in which at least one response ended before the length limit."""
     return None if any(sample.status != "truncated" for sample in group) else "all_truncated"
+
+
+def completed(config: Config, group: list[Sample]) -> list[str | None]:
+    """A sample filter: responses that ran into a length limit do not train."""
+    return ["truncated" if sample.status == "truncated" else None for sample in group]
+
+
+def distinct(config: Config, group: list[Sample]) -> list[str | None]:
+    """A sample filter: of responses with the same tokens, the first trains."""
+    seen: set[tuple[int, ...]] = set()
+    reasons: list[str | None] = []
+    for sample in group:
+        tokens = tuple(sample.response_tokens)
+        reasons.append("repeated" if tokens in seen else None)
+        seen.add(tokens)
+    return reasons
+
+
+def filter_samples(config: Config, sample_filter: SampleFilter, group: Group) -> tuple[str | None, int]:
+    """Take out of `group` what the filter does not let train.
+
+    Returns (None, or the reason to drop the group because no sample is left; response tokens that will not train).
+
+    Raises:
+        ValueError: the filter returned something else than it must.
+    """
+    answer = sample_filter(config, group.samples)
+    flag = f"--sample-filter-path {config.buffer.sample_filter_path}"
+    if answer is None or isinstance(answer, str):
+        answer = [answer] * len(group.samples)
+    if not isinstance(answer, list) or not all(reason is None or isinstance(reason, str) for reason in answer):
+        raise ValueError(f"{flag} must return None, a reason, or a list of them, got {answer!r}")
+    if len(answer) != len(group.samples):
+        raise ValueError(f"{flag} must return one entry per sample, {len(group.samples)}, got {len(answer)}")
+    reasons = {i: reason for i, reason in enumerate(answer) if reason is not None}
+    if len(reasons) == len(group.samples):
+        different = sorted(set(reasons.values()))
+        tokens = sum(sample.response_length for sample in group.samples)
+        return different[0] if len(different) == 1 else "no_sample_left", tokens
+    return None, group.leave_out(reasons)
 
 
 def _rewards(group: list[Sample]) -> list[float]:

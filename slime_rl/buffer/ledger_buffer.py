@@ -11,6 +11,7 @@ step again.
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -22,6 +23,7 @@ from slime_rl.buffer.packed import PackedGroups
 from slime_rl.buffer.payloads import PayloadStore
 from slime_rl.buffer.policies import BUFFER_FILTERS
 from slime_rl.buffer.ranked import RankedGroups
+from slime_rl.buffer.replay import ReplayPool
 from slime_rl.config import Config
 from slime_rl.data.codec import decode, encode
 from slime_rl.protocols import BufferFilter, PromptSource
@@ -47,6 +49,7 @@ class LedgerBuffer:
         self.ledger = Ledger()
         folder = config.buffer.buffer_spill_dir or str(config.run_dir / "buffer_spill")
         self.payloads = PayloadStore(config.buffer.buffer_memory_bytes, Path(folder))
+        self.replay = ReplayPool(config)
         self._records: dict[int, _Record] = {}
         self._ranked = RankedGroups()  # the generated groups, when the filter is a Ranking
         self._by_version = RankedGroups()  # the generated groups that a model sampled, oldest token first
@@ -105,23 +108,33 @@ class LedgerBuffer:
 
     def take(self, step: int, num_groups: int) -> list[Group]:
         taken = self.ledger.admitted.get(step)
-        if taken is None:
-            groups = self._choose(step, num_groups)
-            self.ledger.admit(step, [group.group_index for group in groups])
-            self._promised.pop(step, None)
-            for group in groups:
-                self._leave(group.group_index)
-            return groups
-        if len(taken) != num_groups:
-            raise ValueError(f"step {step} has taken {len(taken)} groups before, now {num_groups} are asked for")
-        return self.payloads.get_many(taken)
+        if taken is not None:
+            have = len(taken) + len(self.replay.of_step.get(step, []))
+            if have != num_groups:
+                raise ValueError(f"step {step} has taken {have} groups before, now {num_groups} are asked for")
+            return self.payloads.get_many(taken) + self._replayed(step)
+        groups = self._choose(step, num_groups - min(self.replay.available(step), num_groups - 1))
+        self.ledger.admit(step, [group.group_index for group in groups])
+        self._promised.pop(step, None)
+        for group in groups:
+            self._leave(group.group_index)
+        self.replay.choose(step, num_groups - len(groups))
+        return groups + self._replayed(step)
 
     def commit(self, step: int) -> None:
-        for group_index in self.ledger.commit(step):
-            self._release(group_index)
+        committed = self.ledger.commit(step)
+        if self.replay.per_step == 0:
+            forgotten = committed
+        else:
+            forgotten = self.replay.trained(step, [summarise(group) for group in self.payloads.get_many(committed)])
+        for group_index in committed:
+            self._records.pop(group_index, None)
+        for group_index in forgotten:
+            self.payloads.remove(group_index)
 
     def counts(self) -> dict[str, int]:
-        return self.ledger.counts()
+        counts = self.ledger.counts()
+        return counts | ({"replayed": self.replay.num_replayed} if self.replay.per_step else {})
 
     def offload(self) -> None:
         self.payloads.offload()
@@ -134,7 +147,10 @@ class LedgerBuffer:
         self.payloads.close()
 
     def __len__(self) -> int:
-        return self.ledger.count(State.GENERATED)
+        """Groups that the next step can have, replayed ones among them."""
+        last = -1 if self.ledger.last_committed_step is None else self.ledger.last_committed_step
+        next_step = max([last, *self.ledger.admitted]) + 1
+        return self.ledger.count(State.GENERATED) + self.replay.available(next_step)
 
     def get(self, group_index: int) -> Group:
         """A live group with tokens, wherever it is, for inspection."""
@@ -152,6 +168,7 @@ class LedgerBuffer:
             "ledger": self.ledger.state_dict(),
             "source": encode(self.source.state_dict(), "state of --data-source-path"),
             "records": torch.tensor([(i, *record) for i, record in zip(indices, records, strict=True)]).reshape(-1, 4),
+            "replay": self.replay.state_dict(),
             "promised": [[step, list(groups)] for step, groups in sorted(promised.items())],
             "payloads": [packed.to_flat() for packed in self.payloads.packed()],
         }
@@ -168,6 +185,7 @@ class LedgerBuffer:
         self.ledger.load_state_dict(state["ledger"])
         self._records = {group_index: _Record(*record) for group_index, *record in state["records"].tolist()}
         self._promised = {int(step): list(groups) for step, groups in state["promised"]}
+        self.replay.load_state_dict(state["replay"])
         self.payloads.load([PackedGroups.from_flat(flat) for flat in state["payloads"]])
         self._ranked, self._by_version = RankedGroups(), RankedGroups()
         generated = self.ledger.in_state(State.GENERATED)
@@ -214,7 +232,7 @@ class LedgerBuffer:
         self._records.pop(group_index, None)
 
     def _choose(self, step: int, num_groups: int) -> list[Group]:
-        have = len(self)
+        have = self.ledger.count(State.GENERATED)
         if have < num_groups:
             counts = self.counts()
             raise ValueError(f"step {step} asks for {num_groups} groups, but only {have} are generated: {counts}")
@@ -229,6 +247,10 @@ class LedgerBuffer:
             return self._objects(self._ranked.first(num_groups, spoken_for))
         candidates = [i for i in self.ledger.in_state(State.GENERATED) if i not in spoken_for]
         return self._apply_filter(step, candidates, num_groups)
+
+    def _replayed(self, step: int) -> list[Group]:
+        groups = self.payloads.get_many(self.replay.of_step.get(step, []))
+        return [replace(group, replays=self.replay.uses(group.group_index) + 1) for group in groups]
 
     def _apply_filter(self, step: int, candidates: list[int], num_groups: int) -> list[Group]:
         """Let a custom policy choose. It sees every candidate with its tokens, spilled ones read from disk."""

@@ -67,6 +67,8 @@ class PackedGroups:
                 source_index=content["source_index"],
                 epoch=content["epoch"],
                 attempts=content["attempts"],
+                left_out=content.get("left_out", {}),
+                replays=content.get("replays", 0),
                 samples=[next(samples) for _ in content["samples"]],
             )
             for index, content in zip(part.groups["group_index"].tolist(), contents, strict=True)
@@ -138,10 +140,14 @@ def _group_text(group: Group, columns: dict[str, list[Any]], first: int) -> byte
         where = f"group {group.group_index}: "
         own = {name: encode(values[row], where + name) for name, values in columns.items()}
         samples.append({k: v for k, v in own.items() if v != samples[0][k]} if samples else own)
-    content = {
+    content: dict[str, Any] = {
         "source_index": group.source_index,
         "epoch": group.epoch,
         "attempts": group.attempts,
         "samples": samples,
     }
+    if group.left_out:
+        content["left_out"] = group.left_out
+    if group.replays:
+        content["replays"] = group.replays
     return json.dumps(content, separators=(",", ":")).encode()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slime_rl.protocols import BufferFilter, DataBuffer, GroupFilter, PromptSource
+from slime_rl.protocols import BufferFilter, Curriculum, DataBuffer, GroupFilter, PromptSource, SampleFilter
 from slime_rl.registry import ExtensionPoint
 
 BUFFERS = ExtensionPoint(
@@ -29,6 +29,15 @@ DYNAMIC_FILTERS = ExtensionPoint(
         "not_all_truncated": "slime_rl.buffer.filters:not_all_truncated",
     },
 )
+SAMPLE_FILTERS = ExtensionPoint(
+    flag="--sample-filter-path",
+    protocol=SampleFilter,
+    builtins={
+        "completed": "slime_rl.buffer.filters:completed",
+        "distinct": "slime_rl.buffer.filters:distinct",
+    },
+)
+CURRICULA = ExtensionPoint(flag="--curriculum-path", protocol=Curriculum, builtins={})
 PROMPT_SOURCES = ExtensionPoint(
     flag="--data-source-path",
     protocol=PromptSource,

@@ -23,6 +23,7 @@ from slime_rl.data.batches import rollout_batch_from_groups, split_for_data_para
 from slime_rl.data.rendering import load_tokenizer
 from slime_rl.data.state_files import load_state, save_state
 from slime_rl.engine.parsers import SglangParser
+from slime_rl.observability.drops import DropMetrics
 from slime_rl.observability.metrics import summarise_samples
 from slime_rl.protocols import DataBuffer
 from slime_rl.rollout.agent.parsing import NEED_PARSER, TurnParser
@@ -50,6 +51,7 @@ class RolloutManager:
         self.running: Production | None = None  # from the first request for a step on
         self.opened: DataBuffer | None = None  # None until prepared, and when only evaluating
         self.dumps: RolloutDumps | None = None  # with --dump-rollouts
+        self.drops = DropMetrics()
         self.runtime: RolloutRuntime | None = None
         self.fence: ProcessFence | None = None
 
@@ -134,7 +136,9 @@ class RolloutManager:
         if self.config.train.loss == "sft":  # labels are not scored
             summary = {name: value for name, value in summary.items() if "reward" not in name and "std" not in name}
         metrics = output.metrics | summary | staleness(samples, step)
-        metrics |= {f"buffer/{state}": float(count) for state, count in self.buffer.counts().items()}
+        counts = self.buffer.counts()
+        metrics |= {f"buffer/{state}": float(count) for state, count in counts.items()}
+        metrics |= self.drops.metrics(counts, output.groups)
         metrics["rollout/wait_s"] = waited
         if self.fence is not None:
             metrics |= self.fence.metrics()
@@ -164,6 +168,7 @@ class RolloutManager:
     async def restore(self, path: str, next_step: int) -> None:
         """Load it again; production goes on with `next_step`."""
         self.buffer.load_state_dict(load_state(Path(path)))
+        self.drops.start_from(self.buffer.counts())
         self.next_step = next_step
         if self.dumps is not None:
             self.dumps.remove_from(next_step)

@@ -88,6 +88,10 @@ class Config:
             "nonzero_std needs --n-samples-per-prompt > 1: a single sample has no spread",
             self.train.n_samples_per_prompt,
         )
+        replay, batch_size = self.buffer.replay_groups, self.train.rollout_batch_size
+        check(replay < batch_size, "--replay-groups", f"must be < --rollout-batch-size ({batch_size})", replay)
+        fully_async = self.asynchrony.fully_async
+        check(not (replay and fully_async), "--replay-groups", "does not go together with --fully-async", replay)
         if self.algorithm.overlong_buffer_len is not None:
             check(
                 self.algorithm.overlong_buffer_len <= self.sampling.max_response_len,

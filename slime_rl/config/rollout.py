@@ -140,8 +140,25 @@ class BufferConfig:
     dynamic_filter_path: str | None = flag(None, aliases=("--dynamic-sampling-filter-path",))
     """Which complete groups may train at all: nonzero_std, reward_band, not_all_truncated, or package.module:name."""
 
+    sample_filter_path: str | None = flag(None, aliases=("--rollout-sample-filter-path",))
+    """Which samples of a kept group train: completed (not the truncated ones), distinct (each response once), or
+    package.module:name. Advantages and the loss see only those that are left."""
+
     reward_band: tuple[float, ...] = (0.0, 1.0)
     """LOW HIGH: reward_band keeps groups whose mean reward lies strictly between them."""
+
+    replay_groups: int = 0
+    """Groups of each step that have trained before: those with the largest spread of rewards. 0 is off. Their tokens
+    are older than the step, so choose an --off-policy-correction or --old-log-probs rollout."""
+
+    replay_pool_groups: int = 256
+    """Trained groups that are kept for --replay-groups."""
+
+    replay_max_uses: int = 1
+    """Times that a group is replayed at most."""
+
+    replay_max_age: int | None = None
+    """Oldest weight version of a replayed group, counted back from the step; no bound when not given."""
 
     buffer_memory_bytes: int | None = None
     """Host memory for the tokens of buffered groups; what is over it is moved to --buffer-spill-dir. No bound when not
@@ -160,8 +177,12 @@ class BufferConfig:
         check_positive(
             over_sampling_batch_size=self.over_sampling_batch_size,
             max_sampling_rounds=self.max_sampling_rounds,
+            replay_pool_groups=self.replay_pool_groups,
+            replay_max_uses=self.replay_max_uses,
+            replay_max_age=self.replay_max_age,
             buffer_memory_bytes=self.buffer_memory_bytes,
         )
+        check_not_negative(replay_groups=self.replay_groups)
         in_order = len(self.reward_band) == 2 and self.reward_band[0] < self.reward_band[1]
         check(in_order, "--reward-band", "must be two rising numbers", self.reward_band)
 

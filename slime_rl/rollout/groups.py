@@ -14,10 +14,11 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from slime_rl.buffer.policies import DYNAMIC_FILTERS
+from slime_rl.buffer.filters import filter_samples
+from slime_rl.buffer.policies import DYNAMIC_FILTERS, SAMPLE_FILTERS
 from slime_rl.config import Config
 from slime_rl.data.rendering import render_prompt
-from slime_rl.protocols import GenerateFunction, GroupFilter, RewardFunction
+from slime_rl.protocols import GenerateFunction, GroupFilter, RewardFunction, SampleFilter
 from slime_rl.rollout.agent.tools import row_tools
 from slime_rl.rollout.generate import GENERATE_FUNCTIONS
 from slime_rl.rollout.rewards import REWARDS
@@ -46,6 +47,8 @@ class GroupRunner:
         self.reward: RewardFunction = rewards.load(own or config.reward.rm_type)
         path = config.buffer.dynamic_filter_path
         self.filter: GroupFilter | None = DYNAMIC_FILTERS.load(path) if path else None
+        path = config.buffer.sample_filter_path
+        self.sample_filter: SampleFilter | None = SAMPLE_FILTERS.load(path) if path else None
 
     async def run(self, group: Group, sampling_params: dict[str, Any], on_start: OnStart | None = None) -> str | None:
         """Generate and score `group` in place; None keeps it, a string is the reason that it must be dropped for.
@@ -65,7 +68,11 @@ class GroupRunner:
             if self.config.rollout.rollout_error == "stop":
                 raise
             return f"error_{type(error).__name__}"
-        return self.filter(self.config, group.samples) if self.filter else None
+        reason = self.filter(self.config, group.samples) if self.filter else None
+        if reason is None and self.sample_filter is not None:
+            reason, tokens = filter_samples(self.config, self.sample_filter, group)
+            self.wasted_tokens += tokens
+        return reason
 
     async def generate_samples(
         self, group: Group, sampling_params: dict[str, Any], on_start: OnStart | None = None
@@ -110,8 +117,10 @@ class GroupRunner:
         failed = [sample for sample in group.samples if sample.status is Status.FAILED]
         minimum = self.config.asynchrony.min_samples_per_group
         if minimum is not None and len(finished) >= minimum:
-            self.wasted_tokens += sum(s.response_length for s in group.samples if not s.status.is_finished)
-            group.samples = finished
+            unfinished = {i: s for i, s in enumerate(group.samples) if not s.status.is_finished}
+            self.wasted_tokens += group.leave_out(
+                {i: "failed" if s.status is Status.FAILED else "late" for i, s in unfinished.items()}
+            )
             return None
         return FAILED if failed else UNFINISHED
 

@@ -106,3 +106,11 @@ def test_reward_dict_keeps_its_other_entries(tmp_path: Path) -> None:
     group = make_group(1)
     set_rewards(make_config(tmp_path), group.samples, [{"score": 0.0, "format": 1.0}])
     assert group.samples[0].reward == 0.0 and group.samples[0].reward_info == {"format": 1.0}
+
+
+def test_samples_that_the_sample_filter_takes_out_are_scored_first_and_count_as_wasted(tmp_path: Path) -> None:
+    flags = ("--reward-function-path", "test_groups:length_reward", "--sample-filter-path", "distinct")
+    group = make_group(3)
+    assert run_group(make_config(tmp_path, *flags), group, lambda body: answer([5, 2], "x")) is None
+    assert [sample.index for sample in group.samples] == [0]
+    assert group.samples[0].reward == 2.0 and group.left_out == {"repeated": 2}
