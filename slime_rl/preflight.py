@@ -15,7 +15,7 @@ from pathlib import Path
 
 from slime_rl.algorithms.registry import ADVANTAGES, OFF_POLICY, POLICY_LOSSES
 from slime_rl.buffer.dumps import check_dumped_steps
-from slime_rl.buffer.policies import BUFFER_FILTERS, BUFFERS, PROMPT_SOURCES
+from slime_rl.buffer.policies import BUFFER_FILTERS, BUFFERS, CURRICULA, PROMPT_SOURCES
 from slime_rl.buffer.sources import check_first_rows, read_prompts
 from slime_rl.cluster.checkpoint import CheckpointStore
 from slime_rl.cluster.run_folder import outputs_in
@@ -132,6 +132,7 @@ def _plugins(config: Config) -> str | None:
         (BUFFERS, config.buffer.buffer_path),
         (BUFFER_FILTERS, config.buffer.buffer_filter_path),
         (PROMPT_SOURCES, config.data.data_source_path),
+        (CURRICULA, config.data.curriculum_path),
         (LOG_FUNCTIONS, config.logging.log_function_path),
         (ADVANTAGES, config.algorithm.advantage_estimator),
         (POLICY_LOSSES, config.algorithm.policy_loss),

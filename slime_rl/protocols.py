@@ -111,6 +111,15 @@ class LengthLimited(Protocol):
         ...
 
 
+@runtime_checkable
+class CountsSkippedRows(Protocol):
+    """A PromptSource that passes rows over; optional."""
+
+    def skipped_rows(self) -> dict[str, int]:
+        """How many so far, by reason; they become buffer/skipped_rows/<reason> in the metrics."""
+        ...
+
+
 class BufferFilter(Protocol):
     """`--buffer-filter-path`: which of the generated groups train in `step`; returns at most num_groups of them."""
 

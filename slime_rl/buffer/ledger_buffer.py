@@ -26,7 +26,7 @@ from slime_rl.buffer.ranked import RankedGroups
 from slime_rl.buffer.replay import ReplayPool
 from slime_rl.config import Config
 from slime_rl.data.codec import decode, encode
-from slime_rl.protocols import BufferFilter, PromptSource
+from slime_rl.protocols import BufferFilter, CountsSkippedRows, PromptSource
 from slime_rl.types import Group, Prompt, Sample
 
 FORMAT = 2
@@ -113,7 +113,7 @@ class LedgerBuffer:
             if have != num_groups:
                 raise ValueError(f"step {step} has taken {have} groups before, now {num_groups} are asked for")
             return self.payloads.get_many(taken) + self._replayed(step)
-        groups = self._choose(step, num_groups - min(self.replay.available(step), num_groups - 1))
+        groups = self._choose(step, num_groups - min(self.replay.available(step), max(num_groups - 1, 0)))
         self.ledger.admit(step, [group.group_index for group in groups])
         self._promised.pop(step, None)
         for group in groups:
@@ -134,7 +134,11 @@ class LedgerBuffer:
 
     def counts(self) -> dict[str, int]:
         counts = self.ledger.counts()
-        return counts | ({"replayed": self.replay.num_replayed} if self.replay.per_step else {})
+        if self.replay.per_step:
+            counts["replayed"] = self.replay.num_replayed
+        if isinstance(self.source, CountsSkippedRows):
+            counts |= {f"skipped_rows/{reason}": n for reason, n in self.source.skipped_rows().items() if n}
+        return counts
 
     def offload(self) -> None:
         self.payloads.offload()

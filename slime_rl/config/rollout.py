@@ -74,6 +74,16 @@ class DataConfig:
     long_prompt: Literal["error", "skip"] = "error"
     """The same for a prompt over --max-prompt-len."""
 
+    check_rows: int = 100_000
+    """Rows of --prompt-data that are read and checked before the run starts, later ones when they are drawn; 0 checks
+    all of them."""
+
+    curriculum_path: str | None = None
+    """Which rows an epoch has, and in which order, as package.module:name."""
+
+    def __post_init__(self) -> None:
+        check_not_negative(check_rows=self.check_rows)
+
     @property
     def label_field(self) -> str | None:
         return None if self.label_key in (None, "none") else self.label_key

@@ -1,6 +1,7 @@
-from slime_rl.buffer.sources.file_source import FilePromptSource, PromptTable, check_first_rows, read_prompts
+from slime_rl.buffer.sources.file_source import FilePromptSource
 from slime_rl.buffer.sources.prompts import LocatedPrompt, check_prompt_lengths
 from slime_rl.buffer.sources.spec import DataFile, parse_data_spec
+from slime_rl.buffer.sources.table import PromptTable, check_first_rows, read_prompts
 
 __all__ = [
     "DataFile",

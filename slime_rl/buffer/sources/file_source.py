@@ -1,119 +1,42 @@
-"""Prompts from files, epoch after epoch.
+"""`--data-source-path file`: prompts from files, epoch after epoch.
 
---prompt-data ──► files ──► rows (read on demand) ──► order of the epoch ──► prompts
-                                                       seed, epoch           checked, with file:line
+PromptTable ──► order of the epoch ──────────► rows that can be used ──► prompts
+                seed, epoch, curriculum        bad or long ones are an error, or passed over and counted
 """
 
 from __future__ import annotations
 
 import logging
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
 
+from slime_rl.buffer.policies import CURRICULA
 from slime_rl.buffer.sources.fingerprint import describe, fingerprint
 from slime_rl.buffer.sources.order import epoch_order
-from slime_rl.buffer.sources.prompts import LocatedPrompt, check_prompt_lengths, prompt_from_row
-from slime_rl.buffer.sources.rows import RowFile, open_rows
-from slime_rl.buffer.sources.spec import DataFile, parse_data_spec
-from slime_rl.config import Config, DataConfig
+from slime_rl.buffer.sources.prompts import LocatedPrompt, prompt_length_problem
+from slime_rl.buffer.sources.table import SKIP_HINT, PromptTable
+from slime_rl.config import Config
 from slime_rl.types import Prompt
 
 log = logging.getLogger(__name__)
 
-SKIP_HINT = "--bad-rows skip leaves such rows out"
 
-
-class PromptTable:
-    """All rows of a data spec under one numbering: file after file, slices applied. Rows are read when asked for."""
-
-    def __init__(self, spec: str, data: DataConfig, flag: str = "--prompt-data") -> None:
-        self.data, self.flag = data, flag
-        self.files: list[DataFile] = parse_data_spec(spec, flag)
-        self._rows: list[RowFile] = [open_rows(file.path) for file in self.files]
-        self._ranges = [
-            range(len(rows))[file.start : file.stop] for file, rows in zip(self.files, self._rows, strict=True)
-        ]
-        self.sizes = [len(rows) for rows in self._ranges]
-        self._firsts = [0, *np.cumsum(self.sizes).tolist()]
-        if len(self) == 0:
-            looked = (f"{file} (of {len(rows)} rows)" for file, rows in zip(self.files, self._rows, strict=True))
-            raise ValueError(f"{flag}: no rows in {', '.join(looked)}")
-
-    def __len__(self) -> int:
-        return self._firsts[-1]
-
-    def get(self, source_index: int) -> LocatedPrompt:
-        """One prompt. Raises ValueError naming file:line when its row is bad."""
-        if not 0 <= source_index < len(self):
-            raise ValueError(f"{self.flag}: there is no row {source_index} of {len(self)}")
-        number = bisect_right(self._firsts, source_index) - 1
-        row = self._ranges[number][source_index - self._firsts[number]]
-        file = self._rows[number]
-        try:
-            content = file.read(row)
-        except ValueError as error:
-            raise ValueError(f"{file.where(row)}: {error}") from error
-        return prompt_from_row(content, source_index, file.where(row), self.data)
-
-    def good_rows(self) -> list[int]:
-        """Numbers of all rows that can be read.
-
-        Raises:
-            ValueError: a bad row with --bad-rows error, or no good one with skip.
-        """
-        good: list[int] = []
-        first_error = ""
-        for index in range(len(self)):
-            try:
-                self.get(index)
-            except ValueError as error:
-                if self.data.bad_rows == "error":
-                    raise ValueError(f"{error} ({SKIP_HINT})") from error
-                first_error = first_error or str(error)
-            else:
-                good.append(index)
-        if not good:
-            raise ValueError(f"{self.flag}: every one of {len(self)} rows is bad; the first: {first_error}")
-        if skipped := len(self) - len(good):
-            log.warning("%s: left out %d bad rows of %d; the first: %s", self.flag, skipped, len(self), first_error)
-        return good
-
-
-def read_prompts(
-    path: str, data_config: DataConfig, flag: str = "--eval-prompt-data", limit: int | None = None
-) -> list[Prompt]:
-    """All prompts that a data spec names, in file order, each once whatever its weight.
-
-    Raises:
-        ValueError: nothing there, a bad row (file:line), or every row bad.
-    """
-    table = PromptTable(path, data_config, flag)
-    return [table.get(index) for index in table.good_rows()[:limit]]
-
-
-def check_first_rows(path: str, data_config: DataConfig, flag: str, limit: int) -> None:
-    """Find a wrong key or format within the first `limit` rows, without reading the rest.
-
-    Raises:
-        ValueError: a bad row with --bad-rows error; names file:line.
-    """
-    if data_config.bad_rows == "error":
-        table = PromptTable(path, data_config, flag)
-        for index in range(min(limit, len(table))):
-            try:
-                table.get(index)
-            except ValueError as error:
-                raise ValueError(f"{error} ({SKIP_HINT})") from error
+class _Row(IntEnum):
+    UNSEEN = 0
+    GOOD = 1
+    BAD = 2
+    LONG = 3
 
 
 class FilePromptSource:
-    """`--data-source-path file`: the PromptSource over --prompt-data.
+    """The PromptSource over --prompt-data.
 
-    The order is a function of seed and epoch alone; the state is a cursor and what it points into. A row that cannot
-    be used (bad with --bad-rows skip, too long with --long-prompt skip) is passed over in every epoch.
+    The order is a function of seed and epoch alone; the state is a cursor and what it points into. The first
+    --check-rows rows are checked at the start, others when they are drawn. A row that cannot be used (bad with
+    --bad-rows skip, too long with --long-prompt skip) is passed over in every epoch.
     """
 
     def __init__(self, config: Config) -> None:
@@ -122,10 +45,14 @@ class FilePromptSource:
         self.config = config
         self.table = PromptTable(config.data.prompt_data, config.data)
         self.fingerprint = fingerprint(self.table.files)
-        self._usable = np.zeros(len(self.table), dtype=bool)
-        self._usable[self.table.good_rows()] = True
-        self.num_bad = int((~self._usable).sum())
-        self.num_long = 0
+        self._encode: Callable[[Prompt], Sequence[int]] | None = None
+        self._rows = np.zeros(len(self.table), dtype=np.int8)  # of _Row
+        path = config.data.curriculum_path
+        self.curriculum = CURRICULA.load(path) if path else None
+        # A curriculum looks at every row, so that none may be bad without being known.
+        limit = None if self.curriculum is not None or config.data.check_rows == 0 else config.data.check_rows
+        self._rows[: len(self.table) if limit is None else limit] = _Row.BAD
+        self._rows[self.table.good_rows(limit)] = _Row.GOOD
         self._epoch, self._position = 0, 0
         self._order = self._order_of(0)
 
@@ -136,40 +63,100 @@ class FilePromptSource:
         """
         if (self._epoch, self._position) != (0, 0):
             raise ValueError("limit_lengths must be called before prompts are drawn")
-        limit, policy = self.config.sampling.max_prompt_len, self.config.data.long_prompt
-        usable = [self.table.get(int(index)) for index in self._usable.nonzero()[0]]
-        kept = [prompt.source_index for prompt in check_prompt_lengths(usable, encode, limit, policy)]
-        self.num_long = len(usable) - len(kept)
-        if self.num_long:
-            log.warning("--prompt-data: left out %d prompts over --max-prompt-len %d", self.num_long, limit)
-        self._usable[:] = False
-        self._usable[kept] = True
-        self._order = self._order_of(0)
+        self._encode = encode
+        good = (self._rows == _Row.GOOD).nonzero()[0]
+        problem = None
+        for index in good:
+            found = self._length_problem(self.table.get(int(index)))
+            if found is not None:
+                problem = found
+                self._rows[index] = _Row.LONG
+        if num_long := int((self._rows == _Row.LONG).sum()):
+            if num_long == len(good):
+                raise ValueError(f"--long-prompt skip leaves no prompt at all; the last one: {problem}")
+            log.warning("--prompt-data: left out %d of %d prompts; the last one: %s", num_long, len(good), problem)
 
     def next_prompts(self, num_prompts: int) -> list[tuple[int, Prompt]]:
-        """The next prompts as (epoch, prompt), going on to the next epoch when one ends."""
+        """The next prompts as (epoch, prompt), going on to the next epoch when one ends.
+
+        Raises:
+            ValueError: a row that cannot be used, where that is an error, or no other row left.
+        """
         drawn: list[tuple[int, Prompt]] = []
+        passed = 0  # rows since the last prompt
         while len(drawn) < num_prompts:
             if self._position == len(self._order):
+                if passed > 2 * len(self.table):
+                    raise ValueError(
+                        f"--prompt-data: none of {len(self.table)} rows can be used: {self.skipped_rows()}"
+                    )
                 self._epoch, self._position = self._epoch + 1, 0
                 self._order = self._order_of(self._epoch)
-                if len(self._order) == 0:
-                    continue  # a weight far below 1 may choose only rows that are passed over; another epoch will not
-            drawn.append((self._epoch, self.get(int(self._order[self._position]))))
-            self._position += 1
+                passed += 1  # an epoch may be empty: a weight far below 1, or a curriculum
+            prompt = self._read(int(self._order[self._position])) if len(self._order) else None
+            self._position += len(self._order) > 0
+            passed = 0 if prompt is not None else passed + 1
+            if prompt is not None:
+                drawn.append((self._epoch, prompt))
         return drawn
 
     def get(self, source_index: int) -> Prompt:
         return self.table.get(source_index)
 
     def __len__(self) -> int:
-        return len(self._order)
+        """Rows of this epoch, without those that are known to be unusable."""
+        return int((self._rows[self._order] <= _Row.GOOD).sum())
+
+    def skipped_rows(self) -> dict[str, int]:
+        """Rows that are passed over, as far as they have been seen, by reason."""
+        return {row.name.lower(): int((self._rows == row).sum()) for row in (_Row.BAD, _Row.LONG)}
+
+    def _read(self, row: int) -> Prompt | None:
+        """The prompt of a row, or None where it must be passed over."""
+        if self._rows[row] > _Row.GOOD:
+            return None
+        try:
+            prompt = self.table.get(row)
+        except ValueError as error:
+            if self.config.data.bad_rows == "error":
+                raise ValueError(f"{error} ({SKIP_HINT})") from error
+            log.warning("--prompt-data: left out a bad row: %s", error)
+            self._rows[row] = _Row.BAD
+            return None
+        if self._rows[row] == _Row.UNSEEN:
+            problem = self._length_problem(prompt)
+            self._rows[row] = _Row.GOOD if problem is None else _Row.LONG
+            if problem is not None:
+                log.warning("--prompt-data: left out a long prompt: %s", problem)
+                return None
+        return prompt
+
+    def _length_problem(self, prompt: LocatedPrompt) -> str | None:
+        """What is wrong with the length of a prompt; raises it with --long-prompt error."""
+        if self._encode is None:
+            return None
+        policy = self.config.data.long_prompt
+        return prompt_length_problem(prompt, self._encode, self.config.sampling.max_prompt_len, policy)
 
     def _order_of(self, epoch: int) -> np.ndarray:
         weights = [file.weight for file in self.table.files]
         seed, shuffle = self.config.train.seed, self.config.data.shuffle
         order = epoch_order(self.table.sizes, weights, seed, epoch, shuffle)
-        return order[self._usable[order]]
+        return order if self.curriculum is None else self._taught(epoch, order)
+
+    def _taught(self, epoch: int, order: np.ndarray) -> np.ndarray:
+        """The order that the curriculum makes of an epoch's rows; it is not shown the unusable ones."""
+        assert self.curriculum is not None
+        rows = order[self._rows[order] <= _Row.GOOD].tolist()
+        flag = f"--curriculum-path {self.config.data.curriculum_path}"
+        chosen = self.curriculum(self.config, epoch, list(rows), self.table.get)
+        if not isinstance(chosen, list) or not all(type(row) is int for row in chosen):
+            raise ValueError(f"{flag} must return a list of row numbers, got {chosen!r:.80}")
+        if foreign := sorted(set(chosen) - set(rows)):
+            raise ValueError(f"{flag} returned rows that epoch {epoch} does not have: {foreign[:10]}")
+        if not chosen:
+            raise ValueError(f"{flag} leaves no row of epoch {epoch}")
+        return np.array(chosen, dtype=np.int64)
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-able: the cursor and what it points into."""
@@ -196,4 +183,12 @@ class FilePromptSource:
         self._order = self._order_of(self._epoch)
 
     def _settings(self) -> dict[str, Any]:
-        return {"seed": self.config.train.seed, "shuffle": self.config.data.shuffle, "usable": int(self._usable.sum())}
+        data = self.config.data
+        skips_long = data.long_prompt == "skip"
+        return {
+            "seed": self.config.train.seed,
+            "shuffle": data.shuffle,
+            "bad_rows": data.bad_rows,
+            "max_prompt_len": self.config.sampling.max_prompt_len if skips_long else None,
+            "curriculum": data.curriculum_path,
+        }

@@ -101,23 +101,28 @@ def check_prompt_lengths(
     Raises:
         ValueError: a longer one with policy "error", or nothing left with "skip"; names file:line and the length.
     """
-    kept: list[Prompt] = []
-    last = ""
-    for prompt in prompts:
-        where = prompt.origin if isinstance(prompt, LocatedPrompt) else f"prompt {prompt.source_index}"
-        try:
-            length = len(encode(prompt))
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from error
-        if length <= max_prompt_len:
-            kept.append(prompt)
-            continue
-        last = f"{where}: the prompt has {length} tokens, over --max-prompt-len {max_prompt_len}"
-        if policy == "error":
-            raise ValueError(f"{last}; raise the limit, or pass --long-prompt skip to leave such prompts out")
+    problems = [prompt_length_problem(prompt, encode, max_prompt_len, policy) for prompt in prompts]
+    kept = [prompt for prompt, problem in zip(prompts, problems, strict=True) if problem is None]
     if prompts and not kept:
-        raise ValueError(f"--long-prompt skip leaves no prompt at all; the last one: {last}")
+        raise ValueError(f"--long-prompt skip leaves no prompt at all; the last one: {problems[-1]}")
     return kept
+
+
+def prompt_length_problem(
+    prompt: Prompt, encode: Callable[[Prompt], Sequence[int]], max_prompt_len: int, policy: Literal["error", "skip"]
+) -> str | None:
+    """None for a prompt of at most `max_prompt_len` tokens, else what is wrong; raises it with policy "error"."""
+    where = prompt.origin if isinstance(prompt, LocatedPrompt) else f"prompt {prompt.source_index}"
+    try:
+        length = len(encode(prompt))
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+    if length <= max_prompt_len:
+        return None
+    problem = f"{where}: the prompt has {length} tokens, over --max-prompt-len {max_prompt_len}"
+    if policy == "error":
+        raise ValueError(f"{problem}; raise the limit, or pass --long-prompt skip to leave such prompts out")
+    return problem
 
 
 def _keys(row: dict[str, Any]) -> str:

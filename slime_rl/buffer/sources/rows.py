@@ -1,19 +1,26 @@
 """Files of rows, read one row at a time, so that a file may be larger than memory.
 
-jsonl keeps the byte offset of each line, parquet and arrow are mapped and read by block; json and csv are read whole.
+jsonl keeps the byte offset of each line, parquet and arrow are mapped and read by block; json, yaml and csv are read
+whole.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-from array import array
 from bisect import bisect_right
-from functools import lru_cache
+from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+import yaml
+
+from slime_rl.buffer.sources.json_lines import JsonLines, as_row
+
 _READ_AHEAD = 512
+# Row groups that stay in memory: in a shuffled order neighbouring prompts come from different ones.
+_CACHE_BYTES = 512 << 20
 
 
 class RowFile(Protocol):
@@ -30,50 +37,22 @@ class RowFile(Protocol):
         ...
 
 
-def open_rows(path: str) -> RowFile:
-    """The reader for a file, by the end of its name.
+def open_rows(path: str, limit: int | None = None) -> RowFile:
+    """The reader for a file, by the end of its name. With `limit`, only that many rows may be there.
 
     Raises:
         ValueError: the file is not what its name says; names the file.
     """
     suffix = Path(path).suffix
     if suffix == ".jsonl":
-        return JsonLines(path)
+        return JsonLines(path, limit)
     if suffix == ".json":
-        return JsonLines(path) if _first_character(path) != "[" else LoadedRows(path, *_read_json(path))
+        return JsonLines(path, limit) if _first_character(path) != "[" else LoadedRows(path, *_read_json(path))
+    if suffix in (".yaml", ".yml"):
+        return LoadedRows(path, *_read_yaml(path))
     if suffix == ".csv":
         return LoadedRows(path, *_read_csv(path))
     return ColumnarRows(path)
-
-
-class JsonLines:
-    """One JSON object a line; blank lines are passed over."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.offsets, self.lines = array("q"), array("q")
-        with open(path, "rb") as file:
-            offset = 0
-            for number, line in enumerate(file, 1):
-                if not line.isspace():
-                    self.offsets.append(offset)
-                    self.lines.append(number)
-                offset += len(line)
-        self._file = open(path, "rb")  # noqa: SIM115 - kept open for reads by offset
-
-    def __len__(self) -> int:
-        return len(self.offsets)
-
-    def read(self, row: int) -> dict[str, Any]:
-        self._file.seek(self.offsets[row])
-        try:
-            value = json.loads(self._file.readline())
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise ValueError(f"not valid JSON: {error}") from error
-        return _as_row(value)
-
-    def where(self, row: int) -> str:
-        return f"{self.path}:{self.lines[row]}"
 
 
 class LoadedRows:
@@ -86,7 +65,7 @@ class LoadedRows:
         return len(self.rows)
 
     def read(self, row: int) -> dict[str, Any]:
-        return _as_row(self.rows[row])
+        return as_row(self.rows[row])
 
     def where(self, row: int) -> str:
         return f"{self.path}:{self.lines[row]}" if self.lines else f"{self.path}: element {row}"
@@ -129,9 +108,23 @@ class ColumnarRows:
 
 
 class _Blocks:
-    def __init__(self, sizes: list[int], load: Any) -> None:
-        self.sizes = sizes
-        self.load = lru_cache(maxsize=16)(load)
+    """Blocks of rows, loaded when needed; as many stay as fit into the byte budget, and at least one."""
+
+    def __init__(self, sizes: list[int], load: Callable[[int], Any], cache_bytes: int = _CACHE_BYTES) -> None:
+        self.sizes, self._load, self._cache_bytes = sizes, load, cache_bytes
+        self._cached: OrderedDict[int, Any] = OrderedDict()
+        self._nbytes = 0
+
+    def load(self, number: int) -> Any:
+        if number in self._cached:
+            self._cached.move_to_end(number)
+            return self._cached[number]
+        block = self._load(number)
+        self._nbytes += block.nbytes
+        while self._cached and self._nbytes > self._cache_bytes:
+            self._nbytes -= self._cached.popitem(last=False)[1].nbytes
+        self._cached[number] = block
+        return block
 
 
 def _open_parquet(path: str) -> _Blocks:
@@ -152,12 +145,6 @@ def _open_arrow(path: str) -> _Blocks:
     return _Blocks([batch.num_rows for batch in batches], batches.__getitem__)
 
 
-def _as_row(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError(f"a row must be a JSON object with named fields, got {type(value).__name__}")
-    return value
-
-
 def _first_character(path: str) -> str:
     with open(path, encoding="utf-8") as file:
         for line in file:
@@ -171,6 +158,17 @@ def _read_json(path: str) -> tuple[list[Any]]:
         return (json.loads(Path(path).read_text(encoding="utf-8")),)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not valid JSON: {error}") from error
+
+
+def _read_yaml(path: str) -> tuple[list[Any], list[int]]:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        rows, node = yaml.safe_load(text), yaml.compose(text, Loader=yaml.SafeLoader)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not valid YAML: {error}") from error
+    if not isinstance(rows, list) or not isinstance(node, yaml.SequenceNode):
+        raise ValueError(f"{path}: must hold a list of rows, got {type(rows).__name__}")
+    return rows, [item.start_mark.line + 1 for item in node.value]
 
 
 def _read_csv(path: str) -> tuple[list[Any], list[int]]:

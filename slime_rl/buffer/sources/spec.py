@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _SUFFIXES = re.compile(r"^(?P<path>.+?)(?:@\[(?P<slice>[^\]]*)\])?(?:@(?P<weight>[0-9.eE+-]+))?$")
-SUPPORTED = (".jsonl", ".json", ".parquet", ".csv", ".arrow")
+SUPPORTED = (".jsonl", ".json", ".parquet", ".csv", ".arrow", ".yaml", ".yml")
 # Files that a Hugging Face datasets folder has beside its data.
 _NOT_DATA = {"dataset_info.json", "state.json", "dataset_dict.json"}
 

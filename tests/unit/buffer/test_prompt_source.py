@@ -123,7 +123,7 @@ def test_bad_rows_are_skipped_and_counted_by_flag(tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text('{"prompt": "a", "label": "1"}\noops\n{"prompt": "b", "label": "2"}\n')
     source = make_source(tmp_path, "--prompt-data", str(path), "--bad-rows", "skip")
-    assert (len(source), source.num_bad) == (2, 1)
+    assert (len(source), source.skipped_rows()) == (2, {"bad": 1, "long": 0})
     assert sorted(row for _, row in drawn(source, 4)) == [0, 0, 2, 2]
     path.write_text("oops\n")
     with pytest.raises(ValueError, match="every one of 1 rows is bad"):
@@ -148,7 +148,7 @@ def test_long_prompts_end_the_run_or_are_skipped_and_counted(tmp_path: Path) -> 
         make_source(tmp_path, *flags).limit_lengths(lambda prompt: list(prompt.prompt))
     source = make_source(tmp_path, *flags, "--long-prompt", "skip")
     source.limit_lengths(lambda prompt: list(prompt.prompt))
-    assert (len(source), source.num_long) == (2, 1)
+    assert (len(source), source.skipped_rows()) == (2, {"bad": 0, "long": 1})
     assert sorted(row for _, row in drawn(source, 2)) == [0, 2]
 
 
