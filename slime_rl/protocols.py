@@ -140,6 +140,16 @@ class GenerateFunction(Protocol):
     ) -> Sample | list[Sample]: ...
 
 
+class Agent(Protocol):
+    """`--agent-path`: an agent with its own loop, talking to the gateway as if that were the OpenAI or Anthropic API.
+
+    `data` has prompt, label, metadata and root_url. It returns its reward, or None when it posts it or another function
+    scores the samples.
+    """
+
+    async def __call__(self, data: dict[str, Any], base_url: str, api_key: str) -> float | None: ...
+
+
 class RewardFunction(Protocol):
     """`--reward-function-path` (`--rm-type` for built-ins): one value per sample of the group, in order.
 

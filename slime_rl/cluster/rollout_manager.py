@@ -26,6 +26,8 @@ from slime_rl.engine.parsers import SglangParser
 from slime_rl.observability.drops import DropMetrics
 from slime_rl.observability.metrics import summarise_samples
 from slime_rl.protocols import DataBuffer
+from slime_rl.rollout.agent.black_box import load_agent
+from slime_rl.rollout.agent.gateway.server import Gateway
 from slime_rl.rollout.agent.parsing import NEED_PARSER, TurnParser
 from slime_rl.rollout.client import EngineClient
 from slime_rl.rollout.continuous import ContinuousProduction
@@ -54,6 +56,7 @@ class RolloutManager:
         self.drops = DropMetrics()
         self.runtime: RolloutRuntime | None = None
         self.fence: ProcessFence | None = None
+        self.gateway: Gateway | None = None
 
     async def prepare(self) -> None:
         """Read and check data and plugins. Raises ValueError before engines matter."""
@@ -68,6 +71,8 @@ class RolloutManager:
             self.fence.prewarm(FENCED_MODULES[config.reward.rm_type])
         if config.rollout.generate_function_path in NEED_PARSER:
             self._make_parser()  # its names are checked before engines matter
+        if config.rollout.generate_function_path == "gateway":
+            load_agent(config)
         self.evaluator = Evaluator(config, self._encode)
         if config.train.num_steps == 0:
             return
@@ -92,7 +97,12 @@ class RolloutManager:
         if router_url is not None:
             slots = self.config.rollout.rollout_concurrency * self.config.cluster.rollout_num_engines
             client = EngineClient(router_url, max_in_flight=slots, timeout_s=self.config.rollout.request_timeout_s)
-        self.runtime = RolloutRuntime(client=client, tokenizer=self.tokenizer, make_parser=self._make_parser)
+        if self.config.agent.agent_path is not None:
+            self.gateway = Gateway()
+            await self.gateway.start()
+        self.runtime = RolloutRuntime(
+            client=client, tokenizer=self.tokenizer, make_parser=self._make_parser, gateway=self.gateway
+        )
         freeze_heap()
 
     @property
@@ -181,6 +191,8 @@ class RolloutManager:
             self.opened.close()
         if self.fence is not None:
             self.fence.close()
+        if self.gateway is not None:
+            await self.gateway.close()
         if self.runtime is not None and self.runtime.client is not None:
             await self.runtime.client.close()
 

@@ -24,6 +24,9 @@ class AgentConfig:
     max_tool_response_len: int = 512
     """Most tokens of one tool's answer; the middle of a longer one is left out."""
 
+    agent_path: str | None = None
+    """An agent that talks to the gateway, as package.module:run, for --generate-function-path gateway."""
+
     tool_call_parser: str = "qwen25"
     """Format of tool calls, by the names of SGLang's parsers: qwen25, llama3, deepseekv3, glm45, pythonic, …"""
 

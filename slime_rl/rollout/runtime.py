@@ -18,6 +18,7 @@ from slime_rl.rollout.client import EngineClient
 from slime_rl.rollout.lengths import LengthHistory
 
 if TYPE_CHECKING:
+    from slime_rl.rollout.agent.gateway.server import Gateway
     from slime_rl.rollout.agent.parsing import TurnParser
 
 _current: ContextVar[RolloutRuntime] = ContextVar("rollout_runtime")
@@ -28,6 +29,7 @@ class RolloutRuntime:
     client: EngineClient | None  # None where no engine runs (--loss sft without evaluation)
     tokenizer: Any  # transformers.PreTrainedTokenizerFast
     make_parser: Callable[[], TurnParser] | None = None  # of tool calls and reasoning; called when first needed
+    gateway: Gateway | None = None  # started when --agent-path is given
     lengths: LengthHistory = field(default_factory=LengthHistory)  # of the responses to each prompt
 
     @cached_property

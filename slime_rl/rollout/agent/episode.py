@@ -26,8 +26,8 @@ STATE_KEY = "agent"
 class Episode:
     """Holds what `state` says: messages, number of turns, where the current turn begins, why it ended.
 
-    `tools` are the JSON schemas that the prompt was rendered with; `sampling_params["max_new_tokens"]` bounds the whole
-    response, tool and environment text included.
+    `tools` are the JSON schemas that the prompt was rendered with; `sampling_params["max_new_tokens"]` bounds what the
+    response may still grow by, tool and environment text included.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Episode:
     ) -> None:
         self.config, self.sample, self.params = config, sample, sampling_params
         self.tools = tools or []
-        self.budget = int(sampling_params["max_new_tokens"])
+        self.budget = sample.response_length + int(sampling_params["max_new_tokens"])
         self.runtime = current_runtime()
         self.renderer = TurnRenderer(self.runtime.tokenizer, tools)
         if sample.response_length == 0:

@@ -7,6 +7,7 @@ REWARDS = ExtensionPoint(
     flag="--rm-type",
     protocol=RewardFunction,
     builtins={
+        "episode": "slime_rl.rollout.rewards.episode:episode",
         "exact": "slime_rl.rollout.rewards.text:exact",
         "f1": "slime_rl.rollout.rewards.text:f1",
         "math": "slime_rl.rollout.rewards.mathematics:math",

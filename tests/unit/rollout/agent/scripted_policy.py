@@ -14,6 +14,7 @@ from random_chats import tokenizer_for, trained_bpe
 from scripted_engine import answer, scripted_engine
 
 from slime_rl.config import Config
+from slime_rl.rollout.agent.gateway.server import Gateway
 from slime_rl.rollout.agent.parsing import ParsedTurn, ToolCall
 from slime_rl.rollout.client import EngineClient
 from slime_rl.rollout.rewards.fence import ProcessFence, use_fence
@@ -61,6 +62,11 @@ async def policy(tmp_path: Path, turns: Sequence[Any], *flags: str, workers: int
 
     config: Config = make_config(tmp_path, *flags)
     async with scripted_engine(reply) as (url, received), EngineClient(url, max_in_flight=8, timeout_s=5) as client:
-        runtime = RolloutRuntime(client=client, tokenizer=TOKENIZER, make_parser=HermesLikeParser)
+        gateway = Gateway()
+        await gateway.start()
+        runtime = RolloutRuntime(client=client, tokenizer=TOKENIZER, make_parser=HermesLikeParser, gateway=gateway)
         with ProcessFence(workers, timeout_s=5.0) as fence, use_fence(fence), use_runtime(runtime):
-            yield config, received
+            try:
+                yield config, received
+            finally:
+                await gateway.close()

@@ -29,7 +29,8 @@ def run(tmp_path: Path, turns: list[Any], *flags: str, budget: int = 400, **meta
             sample = Sample(index=0, group_index=0, rollout_id=0, prompt="What is 17 * 3?", metadata=metadata)
             sample.set_prompt_tokens(encode_prompt(config, TOKENIZER, sample.prompt, metadata))
             while True:
-                assert await agent_loop(config, sample, {"max_new_tokens": budget}) is sample
+                left = budget - sample.response_length
+                assert await agent_loop(config, sample, {"max_new_tokens": left}) is sample
                 if sample.status is not Status.ABORTED:
                     return sample, received
 

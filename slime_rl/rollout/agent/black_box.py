@@ -1,0 +1,64 @@
+"""Agents that run as they are, against the gateway: `--generate-function-path gateway --agent-path package.module:run`.
+
+run(data, base_url, api_key) ──HTTP──► gateway ──► engines        returns the reward, or None when it posts it itself
+                                          └──► samples of the session
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from slime_rl.config import Config
+from slime_rl.protocols import Agent
+from slime_rl.registry import ExtensionPoint
+from slime_rl.rollout.runtime import current_runtime
+from slime_rl.types import Sample, Status
+
+AGENTS = ExtensionPoint(flag="--agent-path", protocol=Agent, builtins={})
+
+
+async def gateway(config: Config, sample: Sample, sampling_params: dict[str, Any]) -> Sample | list[Sample]:
+    """Run the agent of --agent-path once and take its conversation(s) as samples of one episode.
+
+    `data` has `prompt`, `label`, `metadata` and `root_url` (for clients that add /v1 themselves). The reward is what
+    the agent returns, or what it posts to `base_url`/session/reward; `--rm-type episode` reads it. When the run
+    interrupts the sample, it comes back as ABORTED and starts anew later: an agent's own state cannot be continued.
+
+    Raises:
+        ValueError: the agent made no call, or returned something that is no finite number.
+    """
+    server = current_runtime().gateway
+    if server is None:
+        raise ValueError("no gateway here: the run's owner starts one when --agent-path is given")
+    agent = load_agent(config)
+    data = {
+        "prompt": sample.prompt,
+        "label": sample.label,
+        "metadata": {key: value for key, value in sample.metadata.items() if key != "agent"},
+        "root_url": server.root_url,
+    }
+    with server.session(sample, sampling_params) as session:
+        try:
+            reward = await agent(data, server.base_url, session.key)
+        except Exception:
+            if session.interrupted:  # its client was refused: not the agent's mistake
+                sample.status = Status.ABORTED
+                return sample
+            raise
+    if reward is not None:
+        session.reward = _number(config, reward)
+    return session.samples()
+
+
+def load_agent(config: Config) -> Agent:
+    """The function of --agent-path. Raises ValueError when there is none or it does not fit."""
+    if config.agent.agent_path is None:
+        raise ValueError("--generate-function-path gateway needs --agent-path: the agent to run")
+    return AGENTS.load(config.agent.agent_path)
+
+
+def _number(config: Config, reward: Any) -> float:
+    if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not math.isfinite(reward):
+        raise ValueError(f"--agent-path {config.agent.agent_path} must return a finite number or None, got {reward!r}")
+    return float(reward)

@@ -1,0 +1,1 @@
+"""A gateway for agents that bring their own loop: OpenAI and Anthropic endpoints that record what they sample."""

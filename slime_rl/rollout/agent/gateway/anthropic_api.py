@@ -1,0 +1,133 @@
+"""Anthropic's messages in terms of `Session.complete`: requests read, answers and streams written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from slime_rl.rollout.agent.gateway.openai_api import text_of, tool_calls_of
+from slime_rl.rollout.agent.gateway.sessions import GatewayError, Turn
+from slime_rl.rollout.agent.template import Message
+
+
+def read_request(body: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of `Session.complete`.
+
+    Raises:
+        GatewayError: a body that is no messages request.
+    """
+    if not isinstance(body.get("messages"), list) or not body["messages"]:
+        raise GatewayError(400, "messages must be a list with at least one message")
+    messages: list[Message] = []
+    if body.get("system"):
+        messages.append({"role": "system", "content": text_of(body["system"])})
+    for message in body["messages"]:
+        messages += read_message(message)
+    tools = [
+        {
+            "type": "function",
+            "function": {
+                "name": tool["name"],
+                "description": tool.get("description", ""),
+                "parameters": tool.get("input_schema", {"type": "object", "properties": {}}),
+            },
+        }
+        for tool in body.get("tools") or []
+    ]
+    return {
+        "messages": messages,
+        "tools": tools or None,
+        "max_tokens": body.get("max_tokens"),
+        "stop": body.get("stop_sequences"),
+    }
+
+
+def read_message(message: dict[str, Any]) -> list[Message]:
+    """One message as ours: tool results become messages of their own, before the text beside them."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return [{"role": message["role"], "content": content}]
+    texts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    results: list[Message] = []
+    for block in content or []:
+        if block["type"] == "text":
+            texts.append(block["text"])
+        elif block["type"] == "tool_use":
+            function = {"name": block["name"], "arguments": json.dumps(block["input"])}
+            calls.append({"id": block["id"], "type": "function", "function": function})
+        elif block["type"] == "tool_result":
+            results.append(
+                {"role": "tool", "tool_call_id": block["tool_use_id"], "content": text_of(block.get("content"))}
+            )
+        elif block["type"] != "thinking":  # a thought that we gave: the conversation knows it
+            raise GatewayError(400, f"blocks of type {block['type']!r} cannot be rendered")
+    own: list[Message] = []
+    if texts or calls or not results:
+        own = [{"role": message["role"], "content": "".join(texts)}]
+        if calls:
+            own[0]["tool_calls"] = calls
+    return results + own
+
+
+def blocks_of(turn: Turn) -> list[dict[str, Any]]:
+    """Content blocks of an answer."""
+    blocks: list[dict[str, Any]] = []
+    if turn.parsed.reasoning:
+        blocks.append({"type": "thinking", "thinking": turn.parsed.reasoning, "signature": ""})
+    if turn.parsed.content or not turn.parsed.calls:
+        blocks.append({"type": "text", "text": turn.parsed.content})
+    for call in tool_calls_of(turn):
+        function = call["function"]
+        blocks.append({"type": "tool_use", "id": call["id"], "name": function["name"], "input": _object(function)})
+    return blocks
+
+
+def _object(function: dict[str, Any]) -> dict[str, Any]:
+    try:
+        value = json.loads(function["arguments"] or "{}")
+    except ValueError:
+        value = None
+    return value if isinstance(value, dict) else {"arguments": function["arguments"]}
+
+
+def stop_reason(turn: Turn) -> str:
+    return "max_tokens" if turn.finish_reason == "length" else "tool_use" if turn.parsed.calls else "end_turn"
+
+
+def message_of(turn: Turn, identity: str, model: str) -> dict[str, Any]:
+    """The answer to a call without stream."""
+    return {
+        "id": f"msg_{identity}",
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": blocks_of(turn),
+        "stop_reason": stop_reason(turn),
+        "stop_sequence": None,
+        "usage": {"input_tokens": turn.num_prompt_tokens, "output_tokens": len(turn.sampled)},
+    }
+
+
+def stream(turn: Turn, identity: str, model: str) -> Iterator[str]:
+    """Server-sent events of the same answer. The answer is whole before the first one is sent."""
+    whole = message_of(turn, identity, model)
+
+    def event(kind: str, **content: Any) -> str:
+        return f"event: {kind}\ndata: {json.dumps({'type': kind, **content})}\n\n"
+
+    yield event("message_start", message={**whole, "content": [], "stop_reason": None})
+    for index, block in enumerate(whole["content"]):
+        text_key = {"text": "text", "thinking": "thinking"}.get(block["type"])
+        if text_key:
+            start, delta = {**block, text_key: ""}, {"type": f"{text_key}_delta", text_key: block[text_key]}
+        else:
+            start = {**block, "input": {}}
+            delta = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
+        yield event("content_block_start", index=index, content_block=start)
+        yield event("content_block_delta", index=index, delta=delta)
+        yield event("content_block_stop", index=index)
+    ending = {"stop_reason": whole["stop_reason"], "stop_sequence": None}
+    yield event("message_delta", delta=ending, usage={"output_tokens": whole["usage"]["output_tokens"]})
+    yield event("message_stop")

@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from scripted_engine import answer
+from scripted_policy import TOKENIZER, calling, policy, tokens_of
+
+from slime_rl.rollout.agent.black_box import gateway
+from slime_rl.rollout.agent.exactness import find_parting
+from slime_rl.rollout.agent.gateway.anthropic_api import read_message
+from slime_rl.rollout.agent.gateway.sessions import Session, message_key
+from slime_rl.rollout.agent.turns import TurnRenderer
+from slime_rl.rollout.runtime import current_runtime
+from slime_rl.rollout.scope import SampleScope, use_scope
+from slime_rl.types import Sample, Status
+
+END = "<|im_end|>"
+USER = {"role": "user", "content": "hi"}
+MORE = {"role": "user", "content": "more"}
+Talk = Callable[[Session, Any], Awaitable[Any]]
+
+
+def talk(tmp_path: Path, turns: list[Any], body: Talk, *flags: str) -> tuple[Session, list[Any], Any]:
+    """Run `body(session, post)` against a gateway; `post(path, json)` answers (status, content)."""
+
+    async def go() -> tuple[Session, list[Any], Any]:
+        async with policy(tmp_path, turns, *flags) as (_, received), aiohttp.ClientSession() as http:
+            server = current_runtime().gateway
+            assert server is not None
+            sample = Sample(index=3, group_index=1, rollout_id=3, prompt="p", label="51")
+            with server.session(sample, {"max_new_tokens": 100, "temperature": 0.7}) as session:
+
+                async def post(path: str, content: Any, key: str = "") -> tuple[int, Any]:
+                    headers = {"Authorization": f"Bearer {key or session.key}"}
+                    async with http.post(server.base_url + path, json=content, headers=headers) as response:
+                        text = await response.text()
+                        return response.status, json.loads(
+                            text
+                        ) if response.content_type != "text/event-stream" else text
+
+                result = await body(session, post)
+            return session, received, result
+
+    return asyncio.run(go())
+
+
+async def chat(post: Any, *messages: Any, **options: Any) -> dict[str, Any]:
+    status, content = await post("/chat/completions", {"model": "m", "messages": list(messages), **options})
+    assert status == 200, content
+    return content["choices"][0]["message"]
+
+
+def test_a_linear_conversation_is_one_sample_of_the_ids_that_were_sampled(tmp_path: Path) -> None:
+    async def body(session: Session, post: Any) -> None:
+        first = await chat(post, USER)
+        assert first["content"] == "one"
+        await chat(post, USER, first, MORE)
+
+    session, requests, _ = talk(tmp_path, ["one" + END, answer(tokens_of("two" + END), version="7")], body)
+    (sample,) = session.samples()
+    assert requests[1]["input_ids"][: len(requests[0]["input_ids"])] == requests[0]["input_ids"]
+    sampled = [t for t, m in zip(sample.response_tokens, sample.loss_mask, strict=True) if m]
+    assert sampled == tokens_of("one" + END) + tokens_of("two" + END)
+    assert sample.prompt_length == len(requests[0]["input_ids"]) and sample.weight_versions[-1] == 7
+    assert [p for p, m in zip(sample.rollout_log_probs, sample.loss_mask, strict=True) if m] == [-0.5] * len(sampled)
+    messages = [USER, {"role": "assistant", "content": "one"}, MORE, {"role": "assistant", "content": "two"}]
+    mask = [0] * sample.prompt_length + sample.loss_mask
+    assert find_parting(TurnRenderer(TOKENIZER), messages, sample.tokens, mask) is None
+    assert (sample.response, sample.status, sample.rollout_id) == ("two", Status.COMPLETED, 3)
+
+
+def test_branches_share_a_rollout_id_and_train_every_token_once(tmp_path: Path) -> None:
+    async def body(session: Session, post: Any) -> None:
+        first = await chat(post, USER)
+        await chat(post, USER, first, MORE)
+        await chat(post, USER, first, {"role": "user", "content": "otherwise"})
+        await chat(post, {"role": "user", "content": "a compacted context"})
+
+    session, _, _ = talk(tmp_path, [f"{word}{END}" for word in ("one", "two", "three", "four")], body)
+    samples = session.samples()
+    trained = [TOKENIZER.decode([t for t, m in zip(s.response_tokens, s.loss_mask, strict=True) if m]) for s in samples]
+    assert trained == [f"one{END}two{END}", f"three{END}", f"four{END}"]
+    assert {s.rollout_id for s in samples} == {3} and {s.index for s in samples} == {3}
+    assert [s.metadata["agent"]["num_branches"] for s in samples] == [3, 3, 3]
+
+
+def test_tool_calls_come_in_the_apis_form_and_their_answers_continue_the_turn(tmp_path: Path) -> None:
+    tool = {"type": "function", "function": {"name": "calculator", "parameters": {"type": "object", "properties": {}}}}
+
+    async def body(session: Session, post: Any) -> dict[str, Any]:
+        first = await chat(post, USER, tools=[tool])
+        assert json.loads(first["tool_calls"][0]["function"]["arguments"]) == {"expression": "17*3"}
+        result = {"role": "tool", "tool_call_id": first["tool_calls"][0]["id"], "content": "51"}
+        await chat(post, USER, first, result, tools=[tool])
+        return first
+
+    session, _, first = talk(tmp_path, [calling(("calculator", {"expression": "17*3"})), "51" + END], body)
+    assert first["content"] is None
+    (sample,) = session.samples()
+    assert sample.metadata["agent"]["num_turns"] == 2 and sample.metadata["agent"]["num_tool_calls"] == 1
+    assert "<tool_response>\n51\n</tool_response>" in TOKENIZER.decode(sample.response_tokens)
+
+
+def test_a_stream_carries_the_same_answer(tmp_path: Path) -> None:
+    async def body(session: Session, post: Any) -> str:
+        status, text = await post("/chat/completions", {"messages": [USER], "stream": True})
+        assert status == 200
+        return text
+
+    session, _, text = talk(tmp_path, ["one two" + END], body)
+    lines = [line.removeprefix("data: ") for line in text.strip().split("\n\n")]
+    assert lines[-1] == "[DONE]"
+    chunks = [json.loads(line) for line in lines[:-1]]
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
+    assert "".join(delta.get("content", "") for delta in deltas) == "one two"
+    assert chunks[-1]["usage"]["completion_tokens"] == len(tokens_of("one two" + END))
+    assert len(session.samples()) == 1
+
+
+def test_anthropic_messages_with_tools(tmp_path: Path) -> None:
+    tool = {"name": "calculator", "input_schema": {"type": "object", "properties": {}}}
+
+    async def body(session: Session, post: Any) -> Any:
+        request = {"model": "m", "max_tokens": 50, "system": "be brief", "messages": [USER], "tools": [tool]}
+        status, first = await post("/messages", request)
+        assert status == 200 and first["stop_reason"] == "tool_use"
+        use = first["content"][0]
+        assert (use["type"], use["name"], use["input"]) == ("tool_use", "calculator", {"expression": "17*3"})
+        result = {"type": "tool_result", "tool_use_id": use["id"], "content": [{"type": "text", "text": "51"}]}
+        later = [USER, {"role": "assistant", "content": first["content"]}, {"role": "user", "content": [result]}]
+        status, second = await post("/messages", {**request, "messages": later})
+        return second
+
+    turns = [calling(("calculator", {"expression": "17*3"})), "51" + END]
+    session, requests, second = talk(tmp_path, turns, body)
+    assert second["stop_reason"] == "end_turn" and second["content"] == [{"type": "text", "text": "51"}]
+    assert requests[0]["sampling_params"] == {"max_new_tokens": 50, "temperature": 0.7}
+    assert len(session.samples()) == 1
+
+
+def test_an_anthropic_stream_ends_with_its_reason(tmp_path: Path) -> None:
+    async def body(session: Session, post: Any) -> str:
+        return (await post("/messages", {"messages": [USER], "max_tokens": 9, "stream": True}))[1]
+
+    _, _, text = talk(tmp_path, ["one" + END], body)
+    events = [json.loads(block.split("\ndata: ")[1]) for block in text.strip().split("\n\n")]
+    assert events[0]["type"] == "message_start" and events[-1]["type"] == "message_stop"
+    assert [e["delta"]["text"] for e in events if e["type"] == "content_block_delta"] == ["one"]
+    assert events[-2]["delta"]["stop_reason"] == "end_turn"
+
+
+def test_what_cannot_be_answered_is_refused_with_a_reason(tmp_path: Path) -> None:
+    async def body(session: Session, post: Any) -> list[tuple[int, Any]]:
+        image = {"role": "user", "content": [{"type": "image_url", "image_url": {}}]}
+        bodies: list[Any] = [{"messages": []}, {"messages": [USER], "n": 2}, {"messages": [image]}, [1]]
+        refused = [await post("/chat/completions", b) for b in bodies]
+        refused.append(await post("/chat/completions", {"messages": [USER]}, key="session-of-nobody"))
+        session.finish()
+        refused.append(await post("/chat/completions", {"messages": [USER]}))
+        return refused
+
+    session, requests, refused = talk(tmp_path, [], body)
+    assert [status for status, _ in refused] == [400, 400, 400, 400, 401, 409]
+    assert all(content["error"]["message"] for _, content in refused) and requests == []
+    with pytest.raises(ValueError, match="without a call of the gateway"):
+        session.samples()
+
+
+def test_an_answer_that_an_abort_breaks_off_goes_on(tmp_path: Path) -> None:
+    async def body(session: Session, post: Any) -> dict[str, Any]:
+        return await chat(post, USER)
+
+    parts = [answer(tokens_of("on"), reason="abort", version="1"), answer(tokens_of("e" + END), version="2")]
+    session, requests, message = talk(tmp_path, parts, body)
+    assert message["content"] == "one"
+    assert requests[1]["input_ids"] == requests[0]["input_ids"] + tokens_of("on")
+    n, m = len(tokens_of("on")), len(tokens_of("e" + END))
+    assert session.samples()[0].weight_versions == [1] * n + [2] * m
+
+
+def test_the_reward_can_be_posted(tmp_path: Path) -> None:
+    async def body(session: Session, post: Any) -> list[Any]:
+        await chat(post, USER)
+        return [await post("/session/reward", {"reward": r, "finish": True}) for r in ("high", 0.25)]
+
+    session, _, answers = talk(tmp_path, ["one" + END], body)
+    assert answers[0][0] == 400 and answers[1] == (200, {"reward": 0.25, "finished": True})
+    assert session.samples()[0].metadata["agent"]["reward"] == 0.25
+
+
+async def counting_agent(data: dict[str, Any], base_url: str, api_key: str) -> float | None:
+    url, headers = f"{base_url}/chat/completions", {"Authorization": f"Bearer {api_key}"}
+    async with aiohttp.ClientSession(headers=headers) as http, http.post(url, json={"messages": [USER]}) as response:
+        response.raise_for_status()
+        content = (await response.json())["choices"][0]["message"]["content"]
+    return float(content == data["label"])
+
+
+async def silent_agent(data: dict[str, Any], base_url: str, api_key: str) -> float | None:
+    return 1.0
+
+
+def run_agent(tmp_path: Path, path: str, turns: list[Any], scope: SampleScope | None = None) -> Any:
+    async def go() -> Any:
+        async with policy(tmp_path, turns, "--agent-path", path) as (config, _):
+            sample = Sample(index=0, group_index=0, rollout_id=0, prompt="What is 17*3?", label="51")
+            sample.set_prompt_tokens([1])
+            if scope is None:
+                return await gateway(config, sample, {"max_new_tokens": 200})
+            with use_scope(scope):
+                return await gateway(config, sample, {"max_new_tokens": 200})
+
+    return asyncio.run(go())
+
+
+def test_an_agent_with_a_plain_http_client_is_a_generate_function(tmp_path: Path) -> None:
+    (sample,) = run_agent(tmp_path, "test_gateway:counting_agent", ["51" + END])
+    assert sample.metadata["agent"]["reward"] == 1.0
+
+
+def test_an_agent_that_makes_no_call_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="without a call of the gateway"):
+        run_agent(tmp_path, "test_gateway:silent_agent", [])
+
+
+def test_an_interrupted_agent_starts_anew_later(tmp_path: Path) -> None:
+    scope = SampleScope()
+    scope.interrupt(0.0)
+    sample = run_agent(tmp_path, "test_gateway:counting_agent", [], scope)
+    assert sample.status is Status.ABORTED and sample.response_length == 0
+
+
+def test_the_official_openai_client_runs_as_it_is(tmp_path: Path) -> None:
+    pytest.importorskip("openai")
+    turns = [calling(("calculator", {"expression": "17*3"})), "51" + END]
+    (sample,) = run_agent(tmp_path, "plugins.agents.openai_calculator:run", turns)
+    assert sample.metadata["agent"]["reward"] == 1.0 and sample.metadata["agent"]["num_turns"] == 2
+    assert sum(sample.loss_mask) == len(tokens_of(turns[0])) + len(tokens_of(turns[1]))
+
+
+def test_messages_are_the_same_whatever_a_client_makes_of_their_form() -> None:
+    function = {"name": "f", "arguments": '{"b": 1, "a": 2}'}
+    given = {"role": "assistant", "content": None, "tool_calls": [{"id": "x", "function": function}]}
+    echoed = {**given, "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {"a": 2, "b": 1}}}]}
+    assert message_key(given) == message_key(echoed)
+    assert message_key({"role": "user", "content": "a"}) != message_key({"role": "user", "content": "b"})
+
+
+def test_anthropic_results_come_before_the_text_beside_them() -> None:
+    blocks = [{"type": "text", "text": "so?"}, {"type": "tool_result", "tool_use_id": "x", "content": "51"}]
+    read = read_message({"role": "user", "content": blocks})
+    assert [m["role"] for m in read] == ["tool", "user"] and read[1]["content"] == "so?"
