@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from slime_rl.config.checks import check, check_data_files, check_not_negative, check_positive
+from slime_rl.config.checks import check, check_data_files, check_file, check_not_negative, check_positive
 from slime_rl.config.flags import flag
 
 
@@ -203,7 +203,8 @@ class RewardConfig:
     """Reward: how responses are scored."""
 
     rm_type: str = "math"
-    """Built-in reward: math, exact, numeric, multiple_choice, f1 or regex_format."""
+    """Built-in reward: math, exact, numeric, multiple_choice, f1, regex_format, code, json_schema, remote,
+    reward_model, judge, mixture, or episode (of an environment or an agent)."""
 
     reward_function_path: str | None = flag(None, aliases=("--custom-rm-path",))
     """Own reward as package.module:name; takes the place of --rm-type."""
@@ -214,8 +215,56 @@ class RewardConfig:
     reward_num_workers: int = 1
     """Processes that score responses; each can be killed without harm to the run."""
 
+    reward_url: str | None = None
+    """Service that scores: for remote and reward_model its address, for judge the base of an OpenAI-compatible API; a
+    judge without it is the policy itself."""
+
+    reward_request_timeout_s: float = 120.0
+    """Longest time for one answer of --reward-url, retries included."""
+
+    reward_batch_size: int = 64
+    """Most samples in one request of --rm-type remote."""
+
+    reward_mixture: tuple[str, ...] = ()
+    """NAME=WEIGHT ...: rewards of --rm-type mixture for rows without metadata["rewards"]."""
+
+    judge_prompt: str | None = None
+    """File with the rubric of --rm-type judge; it holds {response} and may hold {prompt} and {label}."""
+
+    judge_model: str = "judge"
+    """Name of the model that --reward-url is asked for by --rm-type judge."""
+
+    judge_max_tokens: int = 256
+    """Most tokens of a judge's verdict."""
+
     def __post_init__(self) -> None:
-        check_positive(reward_timeout_s=self.reward_timeout_s, reward_num_workers=self.reward_num_workers)
+        check_positive(
+            reward_timeout_s=self.reward_timeout_s,
+            reward_num_workers=self.reward_num_workers,
+            reward_request_timeout_s=self.reward_request_timeout_s,
+            reward_batch_size=self.reward_batch_size,
+            judge_max_tokens=self.judge_max_tokens,
+        )
+        if self.judge_prompt is not None:
+            check_file("--judge-prompt", self.judge_prompt)
+        needs_url = self.rm_type in ("remote", "reward_model") and self.reward_function_path is None
+        check(
+            not needs_url or self.reward_url is not None, "--reward-url", f"is needed by --rm-type {self.rm_type}", None
+        )
+        self.mixture_weights  # noqa: B018 - checks it
+
+    @property
+    def mixture_weights(self) -> tuple[tuple[str, float], ...]:
+        """(name, weight) of every entry of --reward-mixture."""
+        pairs = []
+        for entry in self.reward_mixture:
+            name, equals, weight = entry.rpartition("=")
+            try:
+                pairs.append((name, float(weight)))
+            except ValueError:
+                equals = ""
+            check(bool(equals) and bool(name), "--reward-mixture", "takes NAME=WEIGHT", entry)
+        return tuple(pairs)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from slime_rl.rollout.rewards.sandbox import run_program
 
-PYTHON_SECONDS = 8.0
+PYTHON_SECONDS = 3.0  # of CPU time; by the clock it may take three times as long, within --tool-timeout-s
 MAX_EXPRESSION_LENGTH = 500
 MAX_BITS = 4096  # of a whole number on the way; 10 ** 10 ** 10 would fill the memory
 
@@ -59,7 +59,7 @@ def python(code: str) -> str:
     """What a Python program prints, and its last line where that is an expression. No network, nothing is kept."""
     run = run_program(with_printed_end(code), "", PYTHON_SECONDS)
     if run["problem"]:
-        why = {"time": f"it ran longer than {PYTHON_SECONDS:g} s", "memory": "it ran out of memory"}
+        why = {"time": f"it used more than {PYTHON_SECONDS:g} s", "memory": "it ran out of memory"}
         return f"{run['output']}\nError: {why.get(run['problem'], 'it printed too much')}".strip()
     last_error = "" if run["status"] == 0 else run["errors"].strip()
     return "\n".join(part for part in (run["output"].rstrip("\n"), last_error) if part)

@@ -96,9 +96,9 @@ def forge_answer() -> None:
     time.sleep(600)
 
 
-def fork_bomb() -> None:
+def fork_bomb(generations: int = 7) -> None:
     """At most 2 ** 7 processes: an endless one takes the machine down when the fence under test is at fault."""
-    for _ in range(7):
+    for _ in range(min(generations, 7)):
         os.fork()
     time.sleep(30)
 

@@ -1,0 +1,57 @@
+"""Reward for a response that is JSON of a given schema."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from slime_rl.config import Config
+from slime_rl.rollout.rewards.answers import without_thinking
+from slime_rl.rollout.rewards.fence import current_fence
+from slime_rl.types import Sample
+
+FENCED = "slime_rl.rollout.rewards.json_schema_fenced:problem_of"
+_BLOCK = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+
+
+async def json_schema(config: Config, group: list[Sample]) -> list[dict[str, Any]]:
+    """1 where the response is JSON that `metadata["schema"]` allows, else 0 with the reason as `problem`.
+
+    The JSON is the last code block of the response, or all of it. Where the sample has a label that is an object or a
+    list, the value must equal it too. Schemas may contain regular expressions, so that checking runs fenced.
+
+    Raises:
+        ValueError: a sample whose metadata has no schema.
+    """
+    calls = [(_schema_of(sample), json_text(sample.response), sample.label) for sample in group]
+    answers = await current_fence().call_many(FENCED, calls)
+    values: list[dict[str, Any]] = []
+    for answer in answers:
+        if answer.failure is not None:
+            values.append(answer.score_dict())
+        else:
+            values.append({"score": float(answer.value == ""), "problem": answer.value})
+    return values
+
+
+def json_text(response: str) -> str:
+    """The last code block of a response, or the whole of it without thoughts."""
+    text = without_thinking(response)
+    blocks = _BLOCK.findall(text)
+    return blocks[-1] if blocks else text.strip()
+
+
+def _schema_of(sample: Sample) -> Any:
+    schema = sample.metadata.get("schema")
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except ValueError as error:
+            raise ValueError(f"--rm-type json_schema: metadata['schema'] of sample {sample.index}: {error}") from error
+    if not isinstance(schema, (dict, bool)):
+        raise ValueError(
+            f"--rm-type json_schema needs metadata['schema'] (a JSON schema) for every prompt, got {schema!r} "
+            f"for sample {sample.index}"
+        )
+    return schema

@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from factories import make_config
+
+from slime_rl.config import Config
+from slime_rl.rollout.rewards import REWARDS
+from slime_rl.rollout.rewards.code import program_of
+from slime_rl.rollout.rewards.fence import ProcessFence, use_fence
+from slime_rl.rollout.rewards.judge import rubric_text
+from slime_rl.rollout.rewards.sandbox import run_program
+from slime_rl.rollout.runtime import RolloutRuntime, use_runtime
+from slime_rl.types import Sample, Status
+
+
+def sample(response: str, label: Any = None, index: int = 0, **metadata: Any) -> Sample:
+    made = Sample(index=index, group_index=0, rollout_id=index, prompt="q", label=label, metadata=metadata)
+    made.response, made.status = response, Status.COMPLETED
+    return made
+
+
+def score(config: Config, name: str, samples: Sequence[Sample]) -> list[Any]:
+    async def go() -> list[Any]:
+        with ProcessFence(1, timeout_s=10.0) as fence, use_fence(fence):
+            return await REWARDS.load(name)(config, list(samples))
+
+    return asyncio.run(go())
+
+
+def in_block(program: str) -> str:
+    return f"Here:\n```python\n{program}\n```\nDone."
+
+
+DOUBLE = "n = int(input())\nprint(2 * n)"
+IO_TESTS = [{"input": "3\n", "output": "6\n"}, {"input": "-1", "output": "-2"}]
+FUNCTION_TEST = [{"assert": "assert f(2) == 4"}]
+
+
+@pytest.mark.parametrize(
+    ("program", "tests", "passed", "failure"),
+    [
+        (DOUBLE, IO_TESTS, 1.0, None),
+        ("print(6)", IO_TESTS, 0.5, "wrong output"),
+        ("def f(x): return 2 * x", FUNCTION_TEST, 1.0, None),
+        ("def f(x): return x", FUNCTION_TEST, 0.0, "assertion"),
+        ("def f(x): return x\nimport os; os._exit(0)", FUNCTION_TEST, 0.0, "error"),
+        ("def f(x): return x\nraise SystemExit(0)", FUNCTION_TEST, 0.0, "error"),
+        ("while True: pass", FUNCTION_TEST, 0.0, "time"),
+        ("x = bytearray(4 << 30)", FUNCTION_TEST, 0.0, "memory"),
+        ("while True: print('x' * 1000)", FUNCTION_TEST, 0.0, "output"),
+        ("import os\nfor _ in range(6): os.fork()\nimport time; time.sleep(20)", FUNCTION_TEST, 0.0, "processes"),
+    ],
+)
+def test_programs_are_run_against_their_tests(
+    tmp_path: Path, program: str, tests: list[dict[str, str]], passed: float, failure: str | None
+) -> None:
+    config = make_config(tmp_path, "--reward-timeout-s", "1" if failure == "time" else "10")
+    (value,) = score(config, "code", [sample(in_block(program), tests=tests)])
+    assert (value["passed"], value.get("failure")) == (passed, failure)
+    assert value["score"] == float(passed == 1.0)
+
+
+def test_a_program_has_no_network_and_a_folder_of_its_own() -> None:
+    refused = run_program("import socket\nsocket.create_connection(('127.0.0.1', 9))", "", 5.0)
+    assert refused["status"] == 1 and "PermissionError" in refused["errors"]
+    wrote = run_program("open('f', 'w').write('x'); import os; print(os.listdir('.'))", "", 5.0)
+    assert sorted(eval(wrote["output"])) == ["f", "main.py"]
+    large = run_program("open('f', 'wb').write(b'x' * (64 << 20))", "", 5.0)
+    assert large["status"] == 1 and "File too large" in large["errors"]
+
+
+def test_a_program_cannot_signal_others() -> None:
+    run = run_program("import os, signal\nos.kill(os.getppid(), signal.SIGKILL)", "", 5.0)
+    assert run["status"] == 1 and "PermissionError" in run["errors"]
+
+
+def test_the_last_code_block_is_the_program() -> None:
+    assert program_of("```python\na\n```\n```py\nb\n```") == "b\n"
+    assert program_of("print(1)") == "print(1)" and program_of("I do not know.") is None
+
+
+def test_a_code_prompt_without_tests_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"needs metadata\['tests'\].*sample 7"):
+        score(make_config(tmp_path), "code", [sample("x", index=7)])
+    with pytest.raises(ValueError, match="has texts 'input' and 'output', or 'assert'"):
+        score(make_config(tmp_path), "code", [sample(in_block("x"), tests=[{"input": "1"}])])
+
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 0}}, "required": ["n"]}
+
+
+@pytest.mark.parametrize(
+    ("response", "label", "expected"),
+    [
+        ('{"n": 3}', None, 1.0),
+        ('<think>{"n": -1}</think>\n```json\n{"n": 3}\n```', None, 1.0),
+        ('{"n": -1}', None, 0.0),
+        ("{n: 3}", None, 0.0),
+        ('{"n": 3}', {"n": 3}, 1.0),
+        ('{"n": 4}', {"n": 3}, 0.0),
+    ],
+)
+def test_json_is_checked_against_its_schema(tmp_path: Path, response: str, label: Any, expected: float) -> None:
+    (value,) = score(make_config(tmp_path), "json_schema", [sample(response, label, schema=SCHEMA)])
+    assert value["score"] == expected and bool(value["problem"]) == (expected == 0.0)
+
+
+def test_a_json_prompt_without_schema_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"needs metadata\['schema'\]"):
+        score(make_config(tmp_path), "json_schema", [sample("{}")])
+
+
+@asynccontextmanager
+async def service(path: str, reply: Callable[[dict[str, Any]], Any]) -> Any:
+    """Serves `reply(body)` at `path`: an int is an HTTP status; yields (base URL, bodies)."""
+    received: list[dict[str, Any]] = []
+
+    async def handle(request: web.Request) -> web.Response:
+        received.append(await request.json())
+        result = reply(received[-1])
+        return web.Response(status=result) if isinstance(result, int) else web.json_response(result)
+
+    app = web.Application()
+    app.router.add_post(path, handle)
+    server = TestServer(app)
+    await server.start_server()
+    try:
+        yield str(server.make_url("")).rstrip("/"), received
+    finally:
+        await server.close()
+
+
+def remotely(
+    tmp_path: Path, name: str, path: str, reply: Any, samples: list[Sample], *flags: str, tail: str = ""
+) -> Any:
+    class NoTemplate:
+        chat_template = None
+
+    async def go() -> Any:
+        async with service(path, reply) as (url, received):
+            config = make_config(tmp_path, "--rm-type", name, "--reward-url", url + tail, *flags)
+            with use_runtime(RolloutRuntime(client=None, tokenizer=NoTemplate())):
+                return await REWARDS.load(name)(config, samples), received
+
+    return asyncio.run(go())
+
+
+def test_a_service_is_asked_in_batches_and_after_a_failure_again(tmp_path: Path) -> None:
+    answers = iter([503, 503])
+
+    def reply(body: dict[str, Any]) -> Any:
+        failed = next(answers, None)
+        return failed or {"rewards": [len(s["response"]) for s in body["samples"]]}
+
+    samples = [sample("x" * i, index=i) for i in range(5)]
+    values, received = remotely(tmp_path, "remote", "/score", reply, samples, "--reward-batch-size", "2", tail="/score")
+    assert values == [0, 1, 2, 3, 4] and len(received) == 3 + 2
+    assert {len(body["samples"]) for body in received} == {1, 2}
+
+
+def test_a_service_that_refuses_or_answers_nonsense_ends_it(tmp_path: Path) -> None:
+    for reply, message in ((400, "refused the request: HTTP 400"), ({"rewards": [1]}, "must answer 'rewards' for 2")):
+        with pytest.raises(ValueError, match=message):
+            remotely(tmp_path, "remote", "/score", lambda body, r=reply: r, [sample("a"), sample("b")], tail="/score")
+
+
+def test_a_service_that_stays_away_is_given_up_in_time(tmp_path: Path) -> None:
+    started = time.monotonic()
+    with pytest.raises(TimeoutError, match="--reward-request-timeout-s"):
+        flags = ("--reward-request-timeout-s", "0.7")
+        remotely(tmp_path, "remote", "/score", lambda body: 503, [sample("a")], *flags, tail="/score")
+    assert time.monotonic() - started < 5.0
+
+
+def test_a_reward_model_scores_conversations(tmp_path: Path) -> None:
+    def reply(body: dict[str, Any]) -> Any:
+        return [{"embedding": [float(len(text)), 9.0]} for text in body["text"]]
+
+    values, received = remotely(tmp_path, "reward_model", "/classify", reply, [sample("abc"), sample("")])
+    assert received == [{"text": ["q\nabc", "q\n"]}] and values == [5.0, 2.0]
+
+
+def test_a_judges_last_score_counts(tmp_path: Path) -> None:
+    verdicts = iter(["Score: 2? No.\nScore: 7", "I will not say.", "**Score:** 99"])
+
+    def reply(body: dict[str, Any]) -> Any:
+        return {"choices": [{"message": {"content": next(verdicts)}}]}
+
+    samples = [sample(r, "ref", i) for i, r in enumerate("abc")]
+    values, received = remotely(tmp_path, "judge", "/v1/chat/completions", reply, samples, tail="/v1")
+    assert sorted(value["score"] for value in values) == [0.0, 0.7, 1.0]
+    assert sum(value["judge_unreadable"] for value in values) == 1.0
+    assert received[0]["temperature"] == 0.0 and "ref" in received[0]["messages"][0]["content"]
+
+
+def test_a_response_cannot_fill_in_the_rubric() -> None:
+    assert rubric_text("{prompt} {response} {label}", sample("{label}", "secret")) == "q {label} secret"
+
+
+def test_a_rubric_without_a_place_for_the_response_is_refused(tmp_path: Path) -> None:
+    rubric = tmp_path / "rubric.txt"
+    rubric.write_text("Is it good?")
+    with pytest.raises(ValueError, match=r"must contain \{response\}"):
+        score(make_config(tmp_path, "--judge-prompt", str(rubric)), "judge", [sample("a")])
+
+
+def test_rewards_are_weighed_by_row(tmp_path: Path) -> None:
+    config = make_config(tmp_path, "--reward-mixture", "exact=2", "f1=0.5")
+    rows = [sample("red", "red"), sample("blue", "red"), sample("x b", "x c", rewards={"f1": 1.0})]
+    values = score(config, "mixture", rows)
+    assert [v["score"] for v in values[:2]] == [2.5, 0.0]
+    assert values[2] == {"score": 0.5, "reward/f1": 0.5}
+    assert values[0]["reward/exact"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("flags", "row", "message"),
+    [
+        ((), {}, "needs metadata"),
+        ((), {"rewards": {"exact": "much"}}, "no number"),
+        ((), {"rewards": {"mixture": 1}}, "cannot contain itself"),
+        ((), {"rewards": {"exakt": 1}}, "did you mean 'exact'"),
+    ],
+)
+def test_a_wrong_mixture_is_named(tmp_path: Path, flags: tuple[str, ...], row: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        score(make_config(tmp_path, *flags), "mixture", [sample("a", "a", **row)])
+
+
+def test_flags_of_rewards_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--reward-url is needed by --rm-type remote"):
+        make_config(tmp_path, "--rm-type", "remote")
+    with pytest.raises(ValueError, match="--reward-mixture takes NAME=WEIGHT"):
+        make_config(tmp_path, "--reward-mixture", "exact")
+
+
+def test_an_episodes_own_reward_is_taken(tmp_path: Path) -> None:
+    assert score(make_config(tmp_path), "episode", [sample("x", agent={"reward": 0.5})]) == [0.5]
+    with pytest.raises(ValueError, match="has no reward of its own"):
+        score(make_config(tmp_path), "episode", [sample("x")])
