@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import jsonschema
+from jsonschema.exceptions import best_match
+from jsonschema.validators import validator_for
 
 
 def problem_of(schema: Any, text: str, label: Any) -> str:
@@ -14,8 +15,8 @@ def problem_of(schema: Any, text: str, label: Any) -> str:
         value = json.loads(text)
     except ValueError as error:
         return f"not JSON: {error}"
-    validator = jsonschema.validators.validator_for(schema)(schema)
-    problem = jsonschema.exceptions.best_match(validator.iter_errors(value))
+    validator = validator_for(schema)(schema)
+    problem = best_match(validator.iter_errors(value))
     if problem is not None:
         return f"{problem.json_path}: {problem.message}"[:300]
     if isinstance(label, (dict, list)) and value != label:

@@ -57,8 +57,8 @@ class ProgramRun:
 
 
 def run_program(source: str, stdin: str, seconds: float, memory_bytes: int = MEMORY_BYTES) -> dict[str, Any]:
-    """Run `source` as a program on `stdin` for `seconds` of CPU time (rounded up) at most, and WALL_FACTOR times that by
-    the clock: on a crowded machine a program must not fail for its neighbours.
+    """Run `source` as a program on `stdin`, for at most `seconds` of CPU time (rounded up) and WALL_FACTOR times that
+    by the clock: on a crowded machine a program must not fail for its neighbours.
 
     Returns the fields of `ProgramRun`, as the fence passes JSON.
     """
