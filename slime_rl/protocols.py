@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
-from slime_rl.types import Group, Prompt, RolloutOutput, Sample
+from slime_rl.types import EnvironmentStart, EnvironmentStep, Group, Prompt, RolloutOutput, Sample
 
 if TYPE_CHECKING:
     from slime_rl.algorithms.batch import AdvantageBatch, LossBatch, LossOutput, OffPolicyOutput
@@ -148,6 +148,24 @@ class Agent(Protocol):
     """
 
     async def __call__(self, data: dict[str, Any], base_url: str, api_key: str) -> float | None: ...
+
+
+@runtime_checkable
+class Environment(Protocol):
+    """`--environment-path`: a world that talks with the policy. Constructed as `cls(config, sample)` for every episode.
+
+    Close is called once in any case. An environment that blocks runs its work in a thread or in the process fence.
+    """
+
+    async def reset(self) -> EnvironmentStart:
+        """Begin an episode; its messages are the prompt in place of the row's."""
+        ...
+
+    async def step(self, action: dict[str, Any]) -> EnvironmentStep:
+        """Answer the policy's turn, a chat message of the assistant (with `tool_calls` where it called tools)."""
+        ...
+
+    async def close(self) -> None: ...
 
 
 class RewardFunction(Protocol):

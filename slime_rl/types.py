@@ -61,6 +61,12 @@ class Sample:
         self.tokens = list(tokens)
         self.prompt_length = len(tokens)
 
+    def clear_response(self) -> None:
+        """Back to the bare prompt, to be generated again."""
+        self.tokens = self.tokens[: self.prompt_length]
+        self.response, self.loss_mask, self.rollout_log_probs, self.weight_versions = "", [], [], []
+        self.reward, self.reward_info, self.status = None, {}, Status.PENDING
+
     def append_tokens(
         self,
         tokens: list[int],
@@ -134,6 +140,23 @@ class Prompt:
     prompt: str | list[dict[str, Any]]
     label: Any
     metadata: dict[str, Any]
+
+
+@dataclass(kw_only=True)
+class EnvironmentStart:
+    """What an environment begins an episode with: chat messages, and JSON schemas of the tools it understands."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+
+
+@dataclass(kw_only=True)
+class EnvironmentStep:
+    """How an environment answers one turn of the policy. The episode's reward is the sum over its steps."""
+
+    messages: list[dict[str, Any]] = field(default_factory=list)  # what the policy reads next; unused when done
+    reward: float = 0.0
+    done: bool = False
 
 
 @dataclass(kw_only=True)

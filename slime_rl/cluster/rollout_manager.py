@@ -27,6 +27,7 @@ from slime_rl.observability.drops import DropMetrics
 from slime_rl.observability.metrics import summarise_samples
 from slime_rl.protocols import DataBuffer
 from slime_rl.rollout.agent.black_box import load_agent
+from slime_rl.rollout.agent.environments import load_environment
 from slime_rl.rollout.agent.gateway.server import Gateway
 from slime_rl.rollout.agent.parsing import NEED_PARSER, TurnParser
 from slime_rl.rollout.client import EngineClient
@@ -73,6 +74,8 @@ class RolloutManager:
             self._make_parser()  # its names are checked before engines matter
         if config.rollout.generate_function_path == "gateway":
             load_agent(config)
+        if config.rollout.generate_function_path == "environment_loop":
+            load_environment(config)
         self.evaluator = Evaluator(config, self._encode)
         if config.train.num_steps == 0:
             return

@@ -24,6 +24,9 @@ class AgentConfig:
     max_tool_response_len: int = 512
     """Most tokens of one tool's answer; the middle of a longer one is left out."""
 
+    environment_path: str | None = None
+    """The world of --generate-function-path environment_loop, as package.module:Class."""
+
     agent_path: str | None = None
     """An agent that talks to the gateway, as package.module:run, for --generate-function-path gateway."""
 

@@ -101,8 +101,8 @@ class RolloutConfig:
     --load-rollouts, sft with --loss sft, else group_loop."""
 
     generate_function_path: str = flag("single_turn", aliases=("--custom-generate-function-path",))
-    """How one sample is generated: single_turn, agent_loop (several turns with tools), gateway (by the agent of
-    --agent-path), or package.module:name."""
+    """How one sample is generated: single_turn, agent_loop (several turns with tools), environment_loop (with
+    --environment-path), gateway (by the agent of --agent-path), or package.module:name."""
 
     rollout_concurrency: int = flag(256, aliases=("--sglang-server-concurrency",))
     """Requests in flight to each engine."""

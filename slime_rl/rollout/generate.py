@@ -16,6 +16,7 @@ GENERATE_FUNCTIONS = ExtensionPoint(
     protocol=GenerateFunction,
     builtins={
         "agent_loop": "slime_rl.rollout.agent:agent_loop",
+        "environment_loop": "slime_rl.rollout.agent.environments:environment_loop",
         "gateway": "slime_rl.rollout.agent.black_box:gateway",
         "single_turn": "slime_rl.rollout.generate:single_turn",
     },

@@ -183,9 +183,7 @@ def reset(samples: list[Sample]) -> int:
     """Back to the bare prompt, for a group that is generated again; returns the tokens that are lost by it."""
     lost = sum(sample.response_length for sample in samples)
     for sample in samples:
-        sample.tokens = sample.tokens[: sample.prompt_length]
-        sample.response, sample.loss_mask, sample.rollout_log_probs, sample.weight_versions = "", [], [], []
-        sample.reward, sample.reward_info, sample.status = None, {}, Status.PENDING
+        sample.clear_response()
     return lost
 
 

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import worlds
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from factories import make_config
+from scripted_engine import answer
+from scripted_policy import TOKENIZER, policy, tokens_of
+
+from plugins.environments.number_game import NumberGame
+from slime_rl.rollout.agent.environments import ENVIRONMENTS, environment_loop, load_environment
+from slime_rl.rollout.generate import GENERATE_FUNCTIONS
+from slime_rl.rollout.rewards.episode import episode
+from slime_rl.types import Sample, Status
+
+END = "<|im_end|>"
+GAME = "plugins.environments.number_game:GymTextEnvironment"
+
+
+def play(tmp_path: Path, world: str, turns: list[Any], *flags: str, label: Any = None, **metadata: Any) -> Any:
+    """(sample, requests) of one episode; an aborted one is taken up again."""
+
+    async def go() -> Any:
+        async with policy(tmp_path, turns, "--environment-path", world, *flags) as (config, received):
+            sample = Sample(index=0, group_index=4, rollout_id=0, prompt="the row's", label=label, metadata=metadata)
+            while sample.status in (Status.PENDING, Status.ABORTED):
+                left = 600 - sample.response_length
+                assert await environment_loop(config, sample, {"max_new_tokens": left}) is sample
+            return sample, received, await episode(config, [sample])
+
+    return asyncio.run(go())
+
+
+def game_row(**more: Any) -> dict[str, Any]:
+    return {"game": "plugins.environments.number_game:NumberGame", "seed": 3, **more}
+
+
+def secret() -> int:
+    game = NumberGame(20)
+    game.reset(3)
+    return game.secret
+
+
+def test_a_game_is_played_to_its_end(tmp_path: Path) -> None:
+    low = secret() - 1
+    row = game_row(options={"highest": 20})
+    sample, requests, rewards = play(tmp_path, GAME, [f"{low}{END}", f"It is {secret()}.{END}"], environment=row)
+    assert rewards == [1.0] and sample.status is Status.COMPLETED
+    state = sample.metadata["agent"]
+    assert (state["num_turns"], state["stop_reason"], state["parting"]) == (2, "done", None)
+    assert [m["content"] for m in state["messages"] if m["role"] == "user"][1].startswith("Higher. 6 guesses left")
+    trained = [t for t, m in zip(sample.response_tokens, sample.loss_mask, strict=True) if m]
+    assert trained == tokens_of(f"{low}{END}") + tokens_of(f"It is {secret()}.{END}")
+    assert "the row's" not in TOKENIZER.decode(requests[0]["input_ids"])
+
+
+def test_losing_pays_nothing(tmp_path: Path) -> None:
+    row = game_row(options={"highest": 20, "guesses": 2})
+    sample, _, rewards = play(tmp_path, GAME, [f"no idea{END}", f"{secret() + 1}{END}"], environment=row)
+    assert rewards == [0.0] and sample.metadata["agent"]["stop_reason"] == "done"
+
+
+def test_the_last_allowed_turn_ends_the_episode(tmp_path: Path) -> None:
+    row = game_row(options={"highest": 20})
+    sample, requests, rewards = play(tmp_path, GAME, [f"0{END}"] * 9, "--max-turns", "2", environment=row)
+    assert (len(requests), rewards, sample.status) == (2, [0.0], Status.TRUNCATED)
+
+
+def test_an_interrupted_episode_starts_anew(tmp_path: Path) -> None:
+    row = game_row(options={"highest": 20})
+    turns = [f"0{END}", answer(tokens_of("1"), reason="abort"), f"{secret()}{END}"]
+    sample, requests, rewards = play(tmp_path, GAME, turns, environment=row)
+    assert rewards == [1.0] and sample.metadata["agent"]["num_turns"] == 1
+    assert requests[2]["input_ids"] == requests[0]["input_ids"]
+
+
+def test_a_row_without_its_game_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"metadata\['environment'\] with 'game'"):
+        play(tmp_path, GAME, [])
+
+
+@pytest.mark.parametrize(
+    ("world", "message"),
+    [
+        ("NoMessages", "step must give messages unless the episode is done"),
+        ("WrongStep", "step must return an EnvironmentStep, got tuple"),
+    ],
+)
+def test_a_world_that_does_not_fit_is_named_and_closed(tmp_path: Path, world: str, message: str) -> None:
+    before = getattr(worlds, world).closed
+    with pytest.raises(ValueError, match=message):
+        play(tmp_path, f"worlds:{world}", [f"a{END}"])
+    assert getattr(worlds, world).closed == before + 1
+
+
+def test_a_class_that_is_no_environment_fails_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has no method step"):
+        ENVIRONMENTS.load("worlds:NotAWorld")
+    with pytest.raises(ValueError, match="needs --environment-path"):
+        load_environment(make_config(tmp_path))
+    assert GENERATE_FUNCTIONS.load("environment_loop") is environment_loop
+
+
+def test_reasoning_gym_gives_another_try(tmp_path: Path) -> None:
+    pytest.importorskip("reasoning_gym")
+    from plugins.data.reasoning_gym_source import rows_of
+    from plugins.data.reasoning_gym_tasks import parse_task_spec
+
+    row = rows_of(parse_task_spec("chain_sum?size=1&seed=5&min_terms=2&max_terms=2"))[0]
+    world = "plugins.environments.reasoning_gym_retry:ReasoningGymEnvironment"
+    turns = [f"{int(row['label']) + 1}{END}", f"{row['label']}{END}"]
+    _, _, rewards = play(tmp_path, world, turns, **row["metadata"])
+    assert rewards == [0.5]
+
+
+def test_a_verifiers_style_environment_scores_by_its_rubric(tmp_path: Path) -> None:
+    turns = [f"six{END}", f"five{END}"]
+    sample, _, rewards = play(tmp_path, "worlds:DoubleCheckWorld", turns, label="five")
+    assert rewards == [pytest.approx(1.0 + 0.1 * 2)]
+    assert [m["content"] for m in sample.metadata["agent"]["messages"]] == ["the row's", "six", "Sure?", "five"]
+
+
+@asynccontextmanager
+async def echo_server() -> Any:
+    """An OpenEnv-style server: echoes, pays the length, is done after two steps."""
+    steps: list[str] = []
+
+    async def reset(request: web.Request) -> web.Response:
+        steps.clear()
+        return web.json_response({"observation": {"text": "say something"}, "reward": None, "done": False})
+
+    async def step(request: web.Request) -> web.Response:
+        steps.append((await request.json())["action"]["message"])
+        observation = {"text": f"you said {steps[-1]}"}
+        return web.json_response({"observation": observation, "reward": len(steps[-1]), "done": len(steps) == 2})
+
+    app = web.Application()
+    app.router.add_post("/reset", reset)
+    app.router.add_post("/step", step)
+    server = TestServer(app)
+    await server.start_server()
+    try:
+        yield str(server.make_url("")).rstrip("/")
+    finally:
+        await server.close()
+
+
+def test_an_openenv_style_server_is_an_environment(tmp_path: Path) -> None:
+    async def go() -> Any:
+        world = "plugins.environments.openenv_style:OpenEnvEnvironment"
+        async with echo_server() as url, policy(tmp_path, [f"a{END}", f"bcd{END}"], "--environment-path", world) as run:
+            told = {"url": url, "text": "text", "action": "message"}
+            sample = Sample(index=0, group_index=0, rollout_id=0, prompt="p", metadata={"environment": told})
+            await environment_loop(run[0], sample, {"max_new_tokens": 500})
+            return sample
+
+    sample = asyncio.run(go())
+    assert sample.metadata["agent"]["reward"] == 4.0 and sample.metadata["agent"]["stop_reason"] == "done"
+    assert "you said a" in TOKENIZER.decode(sample.response_tokens)
+
+
+def run_loop(tmp_path: Path, name: str) -> Sample:
+    async def go() -> Sample:
+        turns = [answer(tokens_of("four"), version="1"), answer(tokens_of("five" + END), version="2")]
+        async with policy(tmp_path, turns) as (config, _):
+            sample = Sample(index=0, group_index=0, rollout_id=0, prompt="2+3=", label="5")
+            return await GENERATE_FUNCTIONS.load(f"worlds:{name}")(config, sample, {"max_new_tokens": 50})
+
+    return asyncio.run(go())
+
+
+def test_a_verl_style_loop_is_a_generate_function(tmp_path: Path) -> None:
+    sample = run_loop(tmp_path, "generate")
+    n, m, k = len(tokens_of("four")), len(tokens_of(" Sure? ")), len(tokens_of("five" + END))
+    assert sample.loss_mask == [1] * n + [0] * m + [1] * k
+    assert sample.weight_versions == [1] * n + [-1] * m + [2] * k
+    assert sample.tokens[: sample.prompt_length] == tokens_of("2+3=")
+    assert sample.metadata["agent"]["reward"] == 0.5 and sample.status is Status.COMPLETED
+
+
+def test_a_verl_style_loop_that_changes_tokens_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="response token 0 was not sampled like that"):
+        run_loop(tmp_path, "retokenising")

@@ -1,0 +1,94 @@
+"""Environments and agents for the tests."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from plugins.agents.verl_style import from_verl
+from plugins.environments.verifiers_style import verifiers_environment
+from slime_rl.types import EnvironmentStart, EnvironmentStep
+
+
+class NoMessages:
+    """A world that says nothing although it goes on."""
+
+    closed = 0
+
+    def __init__(self, config: Any, sample: Any) -> None:
+        self.sample = sample
+
+    async def reset(self) -> EnvironmentStart:
+        return EnvironmentStart(messages=[{"role": "user", "content": "go"}])
+
+    async def step(self, action: dict[str, Any]) -> EnvironmentStep:
+        return EnvironmentStep()
+
+    async def close(self) -> None:
+        type(self).closed += 1
+
+
+class WrongStep(NoMessages):
+    async def step(self, action: dict[str, Any]) -> Any:
+        return ("text", 1.0, True)
+
+
+class NotAWorld:
+    async def reset(self) -> None: ...
+
+
+class DoubleCheck:
+    """In the manner of verifiers: asks once more, then scores both answers."""
+
+    def __init__(self, metadata: dict[str, Any]) -> None:
+        self.rubric = SimpleNamespace(funcs=[last_is_right, number_of_turns], weights=[1.0, 0.1])
+
+    async def setup_state(self, state: dict[str, Any]) -> dict[str, Any]:
+        return {**state, "asked": False}
+
+    async def is_completed(self, messages: list[dict[str, Any]], state: dict[str, Any]) -> bool:
+        return state["asked"]
+
+    async def env_response(self, messages: list[dict[str, Any]], state: dict[str, Any]) -> Any:
+        return [{"role": "user", "content": "Sure?"}], {**state, "asked": True}
+
+
+def last_is_right(completion: list[dict[str, Any]], answer: str) -> float:
+    return float(completion[-1]["content"] == answer)
+
+
+async def number_of_turns(state: dict[str, Any]) -> float:
+    return float(state["turn"])
+
+
+DoubleCheckWorld = verifiers_environment(DoubleCheck)
+
+
+class TwoTurns:
+    """In the manner of verl's AgentLoop: samples, appends a hint, samples again."""
+
+    def __init__(self, trainer_config: Any, server_manager: Any, tokenizer: Any, processor: Any = None) -> None:
+        self.server_manager, self.tokenizer = server_manager, tokenizer
+
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
+        prompt = self.tokenizer.encode(row["raw_prompt"][0]["content"], add_special_tokens=False)
+        first = await self.server_manager.generate("r", prompt_ids=prompt, sampling_params=sampling_params)
+        hint = self.tokenizer.encode(" Sure? ", add_special_tokens=False)
+        ids = prompt + first.token_ids + hint
+        second = await self.server_manager.generate("r", prompt_ids=ids, sampling_params=sampling_params)
+        mask = [1] * len(first.token_ids) + [0] * len(hint) + [1] * len(second.token_ids)
+        response = first.token_ids + hint + second.token_ids
+        return SimpleNamespace(
+            prompt_ids=prompt, response_ids=response, response_mask=mask, num_turns=2, reward_score=0.5
+        )
+
+
+class Retokenising(TwoTurns):
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
+        output = await super().run(sampling_params, **row)
+        output.response_ids[0] += 1
+        return output
+
+
+generate = from_verl(TwoTurns)
+retokenising = from_verl(Retokenising)
