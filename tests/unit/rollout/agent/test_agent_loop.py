@@ -208,8 +208,8 @@ def test_a_wrong_tool_file_is_named(tmp_path: Path, content: str, message: str) 
 def test_a_tool_that_does_not_exist_is_named_with_its_flag(tmp_path: Path) -> None:
     from factories import make_config
 
-    config = make_config(tmp_path, "--tools", "calulator")
-    with pytest.raises(ValueError, match=r"--tools: there is no tool 'calulator'; known are calculator, python"):
+    config = make_config(tmp_path, "--tools", "calc")
+    with pytest.raises(ValueError, match=r"--tools: there is no tool 'calc'; known are calculator, python"):
         row_tools(config, {})
 
 
