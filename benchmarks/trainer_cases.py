@@ -73,12 +73,17 @@ def make_batch(step: int = 0, *, groups: int = 4, samples: int = 3, updates: int
 
 @dataclass(frozen=True)
 class Job:
-    """Steps to train on one group of workers. `shuffle` reorders each worker's samples."""
+    """Steps to train on one group of workers. `shuffle` reorders each worker's samples.
+
+    In this order: export to `save_hf_first`, load, take weights from, train, save, export to `save_hf`.
+    """
 
     config: Config
     batches: list[RolloutBatch]
     shuffle: bool = False
+    save_hf_first: Path | None = None
     load: Path | None = None
+    load_weights: Path | None = None
     save: Path | None = None
     save_hf: Path | None = None
 
@@ -98,6 +103,10 @@ def run_job(job: Job, rank: int, world_size: int, port: int) -> Outcome:
 
     worker = TrainWorker(job.config, rank, world_size, "127.0.0.1", port)
     try:
+        if job.save_hf_first:
+            worker.save_hf(job.save_hf_first)
+        if job.load_weights:
+            worker.load_weights(job.load_weights)
         outcome = Outcome(loaded=worker.load(job.load) if job.load else {})
         for batch in job.batches:
             shard = split_for_data_parallel(batch, job.config.data_parallel_size)[worker.data_parallel_rank]

@@ -17,7 +17,8 @@ from slime_rl.algorithms.registry import ADVANTAGES, OFF_POLICY, POLICY_LOSSES
 from slime_rl.buffer.dumps import check_dumped_steps
 from slime_rl.buffer.policies import BUFFER_FILTERS, BUFFERS, CURRICULA, PROMPT_SOURCES
 from slime_rl.buffer.sources import check_first_rows, read_prompts
-from slime_rl.cluster.checkpoint import CheckpointStore
+from slime_rl.cluster.checkpoint import read_meta
+from slime_rl.cluster.load_checks import check_loadable
 from slime_rl.cluster.run_folder import outputs_in
 from slime_rl.config import Config
 from slime_rl.config.model_folder import INDEX, TOKENIZER_FILES, check_model_files
@@ -118,8 +119,9 @@ def _trackers(config: Config) -> str | None:
 def _checkpoint(config: Config) -> str | None:
     start, said = 0, "none to load"
     if config.checkpoint.load is not None:
-        folder, meta = CheckpointStore(Path(config.checkpoint.load), keep=1).latest()
-        start, said = meta.step, f"{folder}: {meta.step} finished steps"
+        folder = check_loadable(config)
+        start = 0 if config.checkpoint.finetune else read_meta(folder).step
+        said = f"{folder}: {'its weights' if config.checkpoint.finetune else f'{start} finished steps'}"
     check_dumped_steps(config, start)
     return said
 
@@ -171,7 +173,7 @@ def _tokenizer(config: Config) -> str | None:
 
 def _run_folder(config: Config) -> str | None:
     present = outputs_in(config.run_dir)
-    if present and not config.logging.overwrite and config.checkpoint.load is None:
+    if present and not config.logging.overwrite and (config.checkpoint.load is None or config.checkpoint.finetune):
         raise ValueError(f"--run-dir {config.run_dir} already holds a run ({', '.join(present)}); add --overwrite")
     return f"{config.run_dir}" + (", which is cleared first" if present and config.logging.overwrite else "")
 

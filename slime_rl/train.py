@@ -98,12 +98,15 @@ def train(run: Run) -> int:
             cluster.rollout.commit(step)
         if config.train.loss != "sft":  # supervised steps need no engine; an evaluation asks for the weights itself
             metrics |= run.sync_weights(finished)
+        cluster.saver.poll()
         if _save_is_due(config, finished):
             with timer.phase("save"):
                 cluster.save(finished)
         report_step(run, step, metrics | taken["metrics"], taken["samples"])
         if run.evaluation_is_due(finished):
             run.evaluate(finished)
+    with timer.phase("save"):
+        cluster.saver.wait()
     return finished
 
 
@@ -142,7 +145,7 @@ def run(config: Config, folder: Path) -> dict[str, Any]:
                 finished = train(state)
                 if config.train.num_steps > 0:
                     with timer.phase("export"):
-                        cluster.actor.save_hf(config.checkpoint.save_hf or str(folder / "hf"))
+                        cluster.saver.export(finished)
             with timer.phase("stop"):
                 cluster.stop()
         summary = {
@@ -180,7 +183,7 @@ def outcome(config: Config, summary: dict[str, Any], report: Path) -> dict[str, 
     if summary["accuracy_before"] is not None:
         lines["accuracy"] = f"{summary['accuracy_before']:.3f} -> {summary['accuracy_after']:.3f}"
     if config.train.num_steps > 0:
-        lines["model"] = config.checkpoint.save_hf or str(config.run_dir / "hf")
+        lines["model"] = str(config.checkpoint.hf_folder(config.run_dir, summary["finished_steps"]))
     return lines | {"time": f"{summary['seconds']:.0f} s", "peak memory": f"{summary['peak_rss_gib']:.2f} GiB"}
 
 

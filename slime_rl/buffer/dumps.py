@@ -74,7 +74,7 @@ def open_dumps(config: Config) -> RolloutDumps | None:
     if config.rollout.dump_rollouts is None:
         return None
     dumps = RolloutDumps(Path(config.rollout.dump_rollouts))
-    if config.checkpoint.load is None and dumps.steps():
+    if (config.checkpoint.load is None or config.checkpoint.finetune) and dumps.steps():
         if not config.logging.overwrite:
             there = _steps_there(dumps.folder, dumps.steps())
             raise ValueError(f"--dump-rollouts: {there}; choose another folder, or add --overwrite")

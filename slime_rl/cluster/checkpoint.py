@@ -1,9 +1,11 @@
-"""Run checkpoints on disk: written aside, made whole, renamed, and only then named as the latest.
+"""Checkpoints on disk: written aside, made whole, renamed, and only then named as the latest.
 
-    <save>/step_00000010/   model/ (torch_dist: model, optimizer, scheduler, RNG) · buffer.json, .safetensors · meta
+    <save>/step_00000010/   model/ (torch_dist: model, optimizer, scheduler, RNG) · buffer.json, .safetensors
+                            meta.json (what it belongs to) · checksums.json (size and sum of every other file)
     <save>/latest           name of the newest complete one
 
-`step` counts finished steps: a run continues with the step of the same number.
+`step` counts finished steps: a run continues with the step of the same number. A folder without `.partial` in its name
+is complete: it got its name in one step, after everything in it was on disk.
 """
 
 from __future__ import annotations
@@ -11,11 +13,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import zlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, Literal
 
-FORMAT = 1
+FORMAT = 2
+CHECKSUMS = "checksums.json"
+_BLOCK_BYTES = 1 << 22
+_MAX_THREADS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,32 +33,59 @@ class CheckpointMeta:
     step: int
     model_type: str
     num_parameters_shape: str  # hidden size x layers x vocabulary, to tell models apart
+    kind: Literal["run", "weights"] = "run"  # weights: made by a conversion, nothing else is in it
+    hf_checkpoint: str | None = None  # Hugging Face folder of the run
     format: int = FORMAT
 
 
 class CheckpointStore:
     """All checkpoints of one run folder."""
 
-    def __init__(self, root: Path, keep: int) -> None:
-        self.root, self.keep = root, keep
+    def __init__(self, root: Path, keep: int, keep_every: int | None = None) -> None:
+        """`keep` newest ones stay, and those whose step is a multiple of `keep_every`."""
+        self.root, self.keep, self.keep_every = root, keep, keep_every
 
     def write(self, meta: CheckpointMeta, fill: Callable[[Path], None]) -> Path:
-        """Let `fill` write the parts into a folder aside, then make it the latest checkpoint in one step."""
-        final = self.root / f"step_{meta.step:08d}"
-        aside = self.root / f"{final.name}.partial"
-        shutil.rmtree(aside, ignore_errors=True)
+        """Let `fill` write the parts into a folder aside, then make it the latest checkpoint.
+
+        When `fill` fails (a full disk), what it wrote is removed and the checkpoints before stay as they are.
+        """
+        aside = self.begin(meta.step)
+        try:
+            fill(aside)
+            return self.finish(meta)
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+
+    def begin(self, step: int) -> Path:
+        """An empty folder aside for the parts of a checkpoint; what broken saves left behind is removed."""
+        for left in self.root.glob("step_*.partial"):
+            shutil.rmtree(left, ignore_errors=True)
+        aside = self._aside(step)
         (aside / "model").mkdir(parents=True)
-        fill(aside)
+        return aside
+
+    def finish(self, meta: CheckpointMeta) -> Path:
+        """Make the folder of `begin`, whose parts are all written, the latest checkpoint."""
+        aside, final = self._aside(meta.step), self.root / f"step_{meta.step:08d}"
         (aside / "meta.json").write_text(json.dumps(asdict(meta), indent=2))
+        (aside / CHECKSUMS).write_text(json.dumps(_checksums(aside), indent=1))
         _sync_tree(aside)
-        shutil.rmtree(final, ignore_errors=True)  # only after a crash between rename and `latest`
-        aside.rename(final)
+        if final.exists():  # after a crash between rename and `latest`, or in a folder that was gone back in
+            old = final.with_name(f"{final.name}.old.partial")
+            final.rename(old)
+            aside.rename(final)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            aside.rename(final)
+        _sync(self.root)
         _write_atomic(self.root / "latest", final.name)
         self._remove_old()
         return final
 
     def latest(self) -> tuple[Path, CheckpointMeta]:
-        """The newest complete checkpoint.
+        """The newest complete checkpoint. Its files are not read; `verify` does that.
 
         Raises:
             ValueError: there is none, or it is incomplete or of another format.
@@ -59,28 +94,131 @@ class CheckpointStore:
         if not pointer.is_file():
             raise ValueError(f"--load {self.root}: no file 'latest' there, so it holds no complete checkpoint")
         folder = self.root / pointer.read_text().strip()
-        try:
-            meta = CheckpointMeta(**json.loads((folder / "meta.json").read_text()))
-        except (OSError, TypeError, json.JSONDecodeError) as error:
-            raise ValueError(f"--load {folder}: cannot read meta.json: {error}") from error
-        if meta.format != FORMAT:
-            raise ValueError(f"--load {folder}: checkpoint format {meta.format}, this version reads {FORMAT}")
-        return folder, meta
+        if not folder.is_dir():  # killed while one was replaced by another of the same step
+            whole = self._whole()
+            if not whole:
+                raise ValueError(f"--load {self.root}: 'latest' names {folder.name}, which is not there, nor another")
+            folder = whole[-1]
+        return folder, read_meta(folder)
+
+    def _aside(self, step: int) -> Path:
+        return self.root / f"step_{step:08d}.partial"
+
+    def _whole(self) -> list[Path]:
+        """Complete checkpoints, oldest first."""
+        return sorted(p for p in self.root.glob("step_*") if p.is_dir() and not p.name.endswith(".partial"))
 
     def _remove_old(self) -> None:
-        whole = sorted(p for p in self.root.glob("step_*") if p.is_dir() and not p.name.endswith(".partial"))
-        for old in whole[: -self.keep]:
-            shutil.rmtree(old, ignore_errors=True)
+        for old in self._whole()[: -self.keep]:
+            step = int(old.name.removeprefix("step_"))
+            if self.keep_every is None or step % self.keep_every:
+                aside = old.with_name(f"{old.name}.old.partial")
+                old.rename(aside)  # in one step: half of a checkpoint must not look like one
+                shutil.rmtree(aside, ignore_errors=True)
+
+
+def find_checkpoint(path: Path) -> tuple[Path, CheckpointMeta]:
+    """What --load names: one checkpoint, or the newest in a folder of them.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if (path / "meta.json").is_file():
+        return path, read_meta(path)
+    return CheckpointStore(path, keep=1).latest()
+
+
+def read_meta(folder: Path) -> CheckpointMeta:
+    """meta.json of a checkpoint.
+
+    Raises:
+        ValueError: it cannot be read, or is of another format.
+    """
+    try:
+        content: dict[str, Any] = json.loads((folder / "meta.json").read_text())
+        if content.get("format") != FORMAT:
+            raise ValueError(f"--load {folder}: checkpoint format {content.get('format')}, this version reads {FORMAT}")
+        return CheckpointMeta(**content)
+    except (OSError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        raise ValueError(f"--load {folder}: cannot read meta.json: {error}") from error
+
+
+def verify(folder: Path) -> int:
+    """Read every file of a checkpoint and compare it with its checksum; returns the number of bytes.
+
+    Raises:
+        ValueError: a file is missing, has another size or other contents; names it.
+    """
+    try:
+        expected = json.loads((folder / CHECKSUMS).read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--load {folder}: cannot read {CHECKSUMS}: {error}") from error
+    for name, (size, _) in expected.items():
+        found = (folder / name).stat().st_size if (folder / name).is_file() else None
+        if found != size:
+            what = "is missing" if found is None else f"has {found} bytes"
+            raise ValueError(
+                f"--load {folder}: {name} {what}, it had {size} when it was saved; choose another checkpoint"
+            )
+    found_sums = _checksums(folder)
+    for name, (_, total) in expected.items():
+        if found_sums[name][1] != total:
+            raise ValueError(f"--load {folder}: {name} is damaged (checksum differs); choose another checkpoint")
+    return sum(size for size, _ in expected.values())
+
+
+def find_model_folder(path: Path) -> tuple[Path, Path | None]:
+    """(folder of the torch_dist files, Hugging Face folder that goes with them) of a checkpoint, however it is named.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if (path / "metadata.json").is_file():
+        return path, None
+    if not path.is_dir():
+        raise ValueError(f"{path}: must be a folder that exists")
+    folder, meta = find_checkpoint(path)
+    if (folder / "hf" / "config.json").is_file():
+        return folder / "model", folder / "hf"
+    known = Path(meta.hf_checkpoint) if meta.hf_checkpoint else None
+    return folder / "model", known if known is not None and known.is_dir() else None
+
+
+def model_identity(hf_path: str) -> tuple[str, str]:
+    """(model type, shape) of a Hugging Face folder, to refuse a checkpoint of another model."""
+    raw = json.loads((Path(hf_path) / "config.json").read_text())
+    shape = "x".join(str(raw.get(key)) for key in ("hidden_size", "num_hidden_layers", "vocab_size"))
+    return str(raw.get("model_type")), shape
+
+
+def _checksums(folder: Path) -> dict[str, tuple[int, str]]:
+    """Path -> (bytes, sum) of every file but the checksums themselves; several files at a time."""
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != CHECKSUMS)
+    with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)) as pool:
+        return dict(zip((str(p.relative_to(folder)) for p in files), pool.map(_checksum, files), strict=True))
+
+
+def _checksum(file: Path) -> tuple[int, str]:
+    """CRC-32: finds damage, not deceit."""
+    total, size = 0, 0
+    with file.open("rb", buffering=0) as opened:
+        while block := opened.read(_BLOCK_BYTES):
+            total, size = zlib.crc32(block, total), size + len(block)
+    return size, f"{total:08x}"
 
 
 def _sync_tree(folder: Path) -> None:
     """fsync every file and folder, so that the rename cannot overtake the contents."""
     for path in [*folder.rglob("*"), folder]:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        _sync(path)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _write_atomic(path: Path, text: str) -> None:
@@ -90,10 +228,4 @@ def _write_atomic(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     aside.rename(path)
-
-
-def model_identity(hf_path: str) -> tuple[str, str]:
-    """(model type, shape) of a Hugging Face folder, to refuse a checkpoint of another model."""
-    raw = json.loads((Path(hf_path) / "config.json").read_text())
-    shape = "x".join(str(raw.get(key)) for key in ("hidden_size", "num_hidden_layers", "vocab_size"))
-    return str(raw.get("model_type")), shape
+    _sync(path.parent)

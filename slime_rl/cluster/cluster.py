@@ -15,9 +15,11 @@ from typing import Any
 
 import ray
 
-from slime_rl.cluster.checkpoint import CheckpointMeta, CheckpointStore, model_identity
+from slime_rl.cluster.checkpoint import find_checkpoint, read_meta, verify
 from slime_rl.cluster.engines import EngineGroup
+from slime_rl.cluster.load_checks import check_loadable
 from slime_rl.cluster.placement import Placement
+from slime_rl.cluster.saver import Saver
 from slime_rl.cluster.train_group import TrainGroup
 from slime_rl.config import Config
 
@@ -66,10 +68,10 @@ class Cluster:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.store = CheckpointStore(config.checkpoint_dir, config.checkpoint.keep_checkpoints)
         self.engines: EngineGroup | None = None
         self.rollout: Any = None  # Rollout, once started
         self.actor: Any = None  # TrainGroup, once started
+        self.saver: Any = None  # Saver, once started
 
     def start(self) -> None:
         """Start all parts at once; whatever has started is ended when one fails."""
@@ -94,6 +96,7 @@ class Cluster:
         self.rollout = Rollout(config)
         pending = {"rollout": [self.rollout.begin("prepare")]}
         self.actor = TrainGroup(config, placement)
+        self.saver = Saver(config, self.actor, self.rollout)
         if config.needs_engines:
             self.engines = EngineGroup(config, placement)
             pending["engines"] = self.engines.start()
@@ -110,41 +113,35 @@ class Cluster:
         """Send the trainer's weights to the engines as `version`; nothing to do without engines."""
         return self.actor.sync_weights(version) if self.engines is not None else {}
 
-    def save(self, step: int) -> Path:
+    def save(self, step: int) -> None:
         """One checkpoint of model, optimizer, RNG and buffer after `step` finished steps."""
-        model_type, shape = model_identity(self.config.model.hf_checkpoint)
-        meta = CheckpointMeta(step=step, model_type=model_type, num_parameters_shape=shape)
-
-        def fill(folder: Path) -> None:
-            self.actor.save(str(folder / "model"), step)
-            self.rollout.save(str(folder / "buffer.json"))
-
-        return self.store.write(meta, fill)
+        self.saver.save(step)
 
     def checkpoint_step(self) -> int | None:
-        """Finished steps of the checkpoint that --load names; None without --load."""
-        if self.config.checkpoint.load is None:
+        """Finished steps of the checkpoint that the run continues; None when it begins."""
+        options = self.config.checkpoint
+        if options.load is None or options.finetune:
             return None
-        return CheckpointStore(Path(self.config.checkpoint.load), keep=1).latest()[1].step
+        return find_checkpoint(Path(options.load))[1].step
 
     def restore(self) -> int:
-        """Continue from --load; returns the number of finished steps (0 without --load).
+        """Continue from --load; returns the number of finished steps (0 without --load, and with --finetune).
 
         Raises:
-            ValueError: no complete checkpoint there, or one of another model.
+            ValueError: no complete checkpoint there, a damaged one, or one of another model.
         """
-        if self.config.checkpoint.load is None:
+        options = self.config.checkpoint
+        if options.load is None:
             return 0
-        folder, meta = CheckpointStore(Path(self.config.checkpoint.load), keep=1).latest()
-        own = model_identity(self.config.model.hf_checkpoint)
-        if own != (meta.model_type, meta.num_parameters_shape):
-            raise ValueError(
-                f"--load {folder} is a checkpoint of a {meta.model_type} model ({meta.num_parameters_shape}: hidden x "
-                f"layers x vocabulary), --hf-checkpoint {self.config.model.hf_checkpoint} is {own[0]} ({own[1]})"
-            )
+        folder = check_loadable(self.config)
+        verify(folder)
+        if options.finetune:
+            self.actor.load_weights(str(folder / "model"))
+            return 0
         self.actor.load(str(folder / "model"))
-        self.rollout.restore(str(folder / "buffer.json"), meta.step)
-        return meta.step
+        step = read_meta(folder).step
+        self.rollout.restore(str(folder / "buffer.json"), step)
+        return step
 
     def abandon(self) -> None:
         """After a failure: actors may be busy for long, so they are not asked; all of them end with the Ray session."""

@@ -50,7 +50,7 @@ def outputs_in(folder: Path) -> list[str]:
 
 
 def _make_room(config: Config, folder: Path) -> None:
-    if config.checkpoint.load is not None:
+    if config.checkpoint.load is not None and not config.checkpoint.finetune:
         return
     present = outputs_in(folder)
     if not present:

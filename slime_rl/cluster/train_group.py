@@ -64,8 +64,20 @@ class TrainActor:
     def save(self, path: str, step: int) -> None:
         self.worker.save(path, step, {})
 
+    def begin_save(self, path: str, step: int) -> None:
+        self.worker.begin_save(path, step, {})
+
+    def save_is_written(self) -> bool:
+        return self.worker.save_is_written()
+
+    def finish_save(self) -> None:
+        self.worker.finish_save()
+
     def load(self, path: str) -> None:
         self.worker.load(path)
+
+    def load_weights(self, path: str) -> None:
+        self.worker.load_weights(path)
 
     def save_hf(self, path: str) -> None:
         self.worker.save_hf(path)
@@ -103,8 +115,21 @@ class TrainGroup:
     def save(self, path: str, step: int) -> None:
         self._all("save", path, step)
 
+    def begin_save(self, path: str, step: int) -> None:
+        """Plan a checkpoint and let the workers write it; `finish_save` makes it whole."""
+        self._all("begin_save", path, step)
+
+    def save_is_written(self) -> bool:
+        return all(self._all("save_is_written"))
+
+    def finish_save(self) -> None:
+        self._all("finish_save")
+
     def load(self, path: str) -> None:
         self._all("load", path)
+
+    def load_weights(self, path: str) -> None:
+        self._all("load_weights", path)
 
     def save_hf(self, path: str) -> None:
         self._all("save_hf", path)

@@ -22,16 +22,44 @@ class CheckpointConfig:
     load: str | None = None
     """Checkpoint folder to continue from: its newest complete checkpoint, with buffer, optimizer and random state."""
 
+    finetune: bool = False
+    """Take only the weights of --load (a checkpoint of a run or of tools/convert_hf_to_torch_dist.py): the run begins
+    at step 0 with a new optimizer, buffer and random state."""
+
+    async_save: bool = False
+    """Write checkpoints to disk in the background while the run goes on."""
+
     save_hf: str | None = None
-    """Folder for the final Hugging Face export; RUN_DIR/hf when not given."""
+    """Folder for the Hugging Face export at the end; RUN_DIR/hf when not given. With {step} in it, as in
+    exports/{step}, one is written with every checkpoint too."""
 
     keep_checkpoints: int = 2
     """Newest checkpoints that stay on disk."""
 
+    keep_checkpoint_every: int | None = None
+    """Checkpoints after a multiple of this many steps stay on disk too."""
+
     def __post_init__(self) -> None:
-        check_positive(save_interval=self.save_interval, keep_checkpoints=self.keep_checkpoints)
+        check_positive(
+            save_interval=self.save_interval,
+            keep_checkpoints=self.keep_checkpoints,
+            keep_checkpoint_every=self.keep_checkpoint_every,
+        )
+        check(not self.finetune or self.load is not None, "--finetune", "needs --load", self.load)
+        if self.save_hf is not None:
+            braces = self.save_hf.replace("{step}", "")
+            check(
+                "{" not in braces and "}" not in braces,
+                "--save-hf",
+                "may have {step} in it, and no other",
+                self.save_hf,
+            )
         if self.load is not None:
             check(Path(self.load).is_dir(), "--load", "must be a folder that exists", self.load)
+
+    def hf_folder(self, run_dir: Path, step: int) -> Path:
+        """Where the export after `step` finished steps goes."""
+        return Path(self.save_hf.replace("{step}", str(step))) if self.save_hf else run_dir / "hf"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,14 +21,36 @@ from megatron.core.dist_checkpointing.strategies.fully_parallel import (
     FullyParallelSaveStrategyWrapper,
 )
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
+from torch.distributed.checkpoint import CheckpointException
 
 from slime_rl.trainer.checkpoint_writer import InProcessSaveStrategy
 from slime_rl.trainer.model import unwrap
+from slime_rl.trainer.pending_save import PendingSave
 from slime_rl.trainer.step import TrainState
+
+# How Megatron lays out a checkpoint.
+LAYOUT: dict[str, Any] = {
+    # The optimizer's state can be loaded under another tensor, pipeline or data-parallel size.
+    "distrib_optim_sharding_type": "fully_reshardable",
+    "chained_optim_avoid_prefix": True,
+    "singleton_local_shards": False,
+    "non_homogeneous_layers": True,  # every layer under a name of its own, so that one can be read alone
+}
 
 
 def save(state: TrainState, path: Path, step: int, extra: dict[str, Any]) -> None:
     """Write the checkpoint into `path`, which is made when missing. Collective; the folder is complete on return."""
+    _plan(state, path, step, extra).execute_sync()
+    dist.barrier()
+
+
+def begin_save(state: TrainState, path: Path, step: int, extra: dict[str, Any]) -> PendingSave:
+    """The same with a thread that writes; the weights must not change before `wait_until_copied`. Collective."""
+    return PendingSave(_plan(state, path, step, extra))
+
+
+def _plan(state: TrainState, path: Path, step: int, extra: dict[str, Any]) -> Any:
+    """Megatron's request to save: who writes what, and how. What is no tensor is written here."""
     if dist.get_rank() == 0:
         path.mkdir(parents=True, exist_ok=True)
     dist.barrier()
@@ -43,9 +65,10 @@ def save(state: TrainState, path: Path, step: int, extra: dict[str, Any]) -> Non
     options: dict[str, Any] = (
         {"async_strategy": "mcore"} if "async_strategy" in _parameters(dist_checkpointing.save) else {}
     )
-    dist_checkpointing.save(content, str(path), strategy, content_metadata=kept, **options)
     torch.save(_random_state(state), path / f"random_{dist.get_rank()}.pt")
-    dist.barrier()
+    return dist_checkpointing.save(
+        content, str(path), strategy, content_metadata=kept, async_sharded_save=True, **options
+    )
 
 
 def load(state: TrainState, path: Path) -> dict[str, Any]:
@@ -54,15 +77,7 @@ def load(state: TrainState, path: Path) -> dict[str, Any]:
     Raises:
         ValueError: the folder holds no checkpoint, or it does not fit the model.
     """
-    if not dist_checkpointing.check_is_distributed_checkpoint(str(path)):
-        raise ValueError(f"--load: {path} holds no training checkpoint (no metadata.json of torch_dist)")
-    strategy = FullyParallelLoadStrategyWrapper(get_default_load_sharded_strategy(str(path)), state.layout.dp_cp.group)
-    try:
-        content: Any = dist_checkpointing.load(_sharded(state, is_loading=True), str(path), strategy)
-    except dist_checkpointing.core.CheckpointingException as error:
-        raise ValueError(
-            f"--load: the checkpoint in {path} does not fit the model of --hf-checkpoint: {error}"
-        ) from error
+    content = _load(state, _sharded(state, is_loading=True), path)
     for i, model in enumerate(state.models):
         unwrap(model).load_state_dict(content[_model_key(state, i)], strict=False)  # not strict: no _extra_state here
     state.optimizer.load_state_dict(content["optimizer"])
@@ -73,12 +88,39 @@ def load(state: TrainState, path: Path) -> dict[str, Any]:
     return {"step": content["step"], "extra": content["extra"]}
 
 
+def load_weights(state: TrainState, path: Path) -> None:
+    """Put the weights of a checkpoint into the model, whatever else it holds; the optimizer starts anew. Collective.
+
+    Raises:
+        ValueError: the folder holds no checkpoint, or one of another model.
+    """
+    models = {_model_key(state, i): _sharded_model(state, model) for i, model in enumerate(state.models)}
+    content = _load(state, models, path)
+    for i, model in enumerate(state.models):
+        unwrap(model).load_state_dict(content[_model_key(state, i)], strict=False)  # not strict: no _extra_state here
+    state.optimizer.reload_model_params()
+    dist.barrier()
+
+
+def _load(state: TrainState, wanted: dict[str, Any], path: Path) -> Any:
+    if not dist_checkpointing.check_is_distributed_checkpoint(str(path)):
+        raise ValueError(f"--load: {path} holds no training checkpoint (no metadata.json of torch_dist)")
+    strategy = FullyParallelLoadStrategyWrapper(get_default_load_sharded_strategy(str(path)), state.layout.dp_cp.group)
+    try:
+        return dist_checkpointing.load(wanted, str(path), strategy)
+    except (dist_checkpointing.core.CheckpointingException, CheckpointException) as error:
+        raise ValueError(
+            f"--load: the checkpoint in {path} does not fit the model of --hf-checkpoint: {error}"
+        ) from error
+
+
+def _sharded_model(state: TrainState, model: Any) -> dict[str, Any]:
+    return unwrap(model).sharded_state_dict(metadata=_metadata(state))
+
+
 def _sharded(state: TrainState, is_loading: bool) -> dict[str, Any]:
     metadata = _metadata(state)
-    models = {
-        _model_key(state, i): unwrap(model).sharded_state_dict(metadata=metadata)
-        for i, model in enumerate(state.models)
-    }
+    models = {_model_key(state, i): _sharded_model(state, model) for i, model in enumerate(state.models)}
     optimizer = state.optimizer.sharded_state_dict(dict(models), is_loading=is_loading, metadata=metadata)
     return {**models, "optimizer": optimizer}
 
@@ -88,13 +130,7 @@ def _model_key(state: TrainState, index: int) -> str:
 
 
 def _metadata(state: TrainState) -> dict[str, Any]:
-    """fully_reshardable: the optimizer's state can be loaded under another tensor, pipeline or data-parallel size."""
-    return {
-        "distrib_optim_sharding_type": "fully_reshardable",
-        "chained_optim_avoid_prefix": True,
-        "singleton_local_shards": False,
-        "dp_cp_group": state.layout.dp_cp.group,
-    }
+    return LAYOUT | {"dp_cp_group": state.layout.dp_cp.group}
 
 
 def _parameters(function: Any) -> Any:

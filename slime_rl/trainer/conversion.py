@@ -23,7 +23,7 @@ from slime_rl.trainer.architecture import open_architecture
 from slime_rl.trainer.families import FAMILIES, find_family
 from slime_rl.trainer.families.family import Family, Rules
 from slime_rl.trainer.families.fields import Fields
-from slime_rl.trainer.families.rules import Rule
+from slime_rl.trainer.families.rules import Place, Rule
 from slime_rl.trainer.hf_folder import HFFolder
 from slime_rl.trainer.model import unwrap
 
@@ -34,18 +34,6 @@ _FUSED_NORMS = {
     "self_attention.linear_q_up_proj.layer_norm_": "self_attention.q_layernorm.",
     "self_attention.linear_kv_up_proj.layer_norm_": "self_attention.kv_layernorm.",
 }
-
-
-@dataclass(frozen=True, order=True)
-class Place:
-    """A parameter of the whole model: what it is, in which layer, of which expert (-1: none)."""
-
-    layer: int
-    expert: int
-    key: str  # as in the rules
-
-    def names(self, rule: Rule) -> list[str]:
-        return [name.format(layer=self.layer, expert=self.expert) for name in rule.names]
 
 
 @dataclass(frozen=True)
@@ -89,7 +77,10 @@ class FamilyConversion:
         """
         folder = HFFolder(hf_path)
         own = self.parameters(models)
-        self._check_coverage(own, folder)
+        wanted = {name for place in own for name in place.names(self.rules[place.key])}
+        everywhere: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everywhere, wanted)
+        self.check_coverage(set().union(*everywhere), folder)
         for place, parameter in own.items():
             rule, (rank, size) = self.rules[place.key], _tensor_parallel(place)
             names = place.names(rule)
@@ -131,19 +122,19 @@ class FamilyConversion:
         for model in map(unwrap, models):
             for name, value in model.state_dict(keep_vars=True).items():
                 if isinstance(value, Tensor) and "_extra_state" not in name:
-                    place = place_of(name, model)
-                    if place.key not in self.rules:
-                        raise ValueError(
-                            f"{self.fields.model_type}: Megatron's parameter {name} has no rule in this family"
-                        )
-                    found[place] = value.data
+                    found[self.place_of(name, model)] = value.data
         return found
 
-    def _check_coverage(self, own: dict[Place, Tensor], folder: HFFolder) -> None:
-        wanted = {name for place in own for name in place.names(self.rules[place.key])}
-        everywhere: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everywhere, wanted)
-        unused = [name for name in set(folder.names) - set().union(*everywhere) if self._must_be_used(name)]
+    def place_of(self, name: str, model: Any) -> Place:
+        """The place of a parameter of a GPTModel; ValueError when the family has no rule for it."""
+        place = place_of(name, model)
+        if place.key not in self.rules:
+            raise ValueError(f"{self.fields.model_type}: Megatron's parameter {name} has no rule in this family")
+        return place
+
+    def check_coverage(self, wanted: set[str], folder: HFFolder) -> None:
+        """Raise ValueError when the folder holds a weight that is not among those `wanted` and would be left out."""
+        unused = [name for name in set(folder.names) - wanted if self._must_be_used(name)]
         if unused:
             raise ValueError(
                 f"{folder.path}: {len(unused)} weights have no place in the Megatron model of a "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -86,6 +87,14 @@ def initialize(
     )
     model_parallel_cuda_manual_seed(seed)
     return _layout()
+
+
+def initialize_alone(device: DeviceInfo, store: Path) -> None:
+    """Megatron's groups for this process alone, for what needs its models but no other worker."""
+    init = f"file://{store}"
+    dist.init_process_group(device.backend, init_method=init, rank=0, world_size=1, timeout=TIMEOUT)
+    mpu.initialize_model_parallel()
+    model_parallel_cuda_manual_seed(0)
 
 
 def _layout() -> Layout:

@@ -35,8 +35,8 @@ def save_hf(weights: Iterator[tuple[str, Tensor]], path: Path, config: Config, i
     try:
         aside.chmod(0o755)  # mkdtemp makes it private
         _write_weights(weights, aside)
-        _copy_companions(Path(config.model.hf_checkpoint), aside, config.model.train_dtype)
-        _replace(aside, path)
+        copy_companions(Path(config.model.hf_checkpoint), aside, config.model.train_dtype)
+        replace_folder(aside, path)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     dist.barrier()
@@ -70,19 +70,22 @@ def _write_weights(weights: Iterator[tuple[str, Tensor]], folder: Path) -> None:
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
 
 
-def _copy_companions(source: Path, folder: Path, dtype: str) -> None:
-    """Everything of the checkpoint that is not weights; config.json says the type that was written."""
+def copy_companions(source: Path, folder: Path, dtype: str | None) -> None:
+    """Everything of the checkpoint that is not weights; config.json gets the type that was written, if given."""
     for file in sorted(source.iterdir()):
         is_weights = file.suffix in WEIGHT_SUFFIXES or file.name.endswith(".index.json")
         if file.is_file() and not is_weights and not file.name.startswith("."):
             shutil.copyfile(file, folder / file.name)
+    if dtype is None:
+        return
     settings = json.loads((source / "config.json").read_text())
     key = "torch_dtype" if "torch_dtype" in settings else "dtype"
     settings[key] = dtype
     (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
 
 
-def _replace(aside: Path, path: Path) -> None:
+def replace_folder(aside: Path, path: Path) -> None:
+    """Flush the files of `aside` to disk and let it take the place of `path`."""
     for file in aside.iterdir():
         with file.open("rb") as opened:
             os.fsync(opened.fileno())

@@ -1,14 +1,44 @@
-"""Reading the weights of a Hugging Face folder, tensor by tensor and slice by slice."""
+"""The weights of a Hugging Face folder, read and written tensor by tensor."""
 
 from __future__ import annotations
 
+import json
+import os
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from slime_rl.config.model_folder import weight_files
+
+_DTYPE_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """What a safetensors header says of a tensor."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.dtype.itemsize * torch.Size(self.shape).numel()
 
 
 class HFFolder:
@@ -50,4 +80,29 @@ class HFFolder:
 
     def tensor(self, name: str) -> Tensor:
         """A whole tensor."""
-        return self.source(name)[:]
+        self.source(name)
+        return self._files[self._where[name]].get_tensor(name)
+
+
+def write_safetensors(file: Path, infos: list[TensorInfo], tensors: Iterable[Tensor]) -> None:
+    """Write `tensors`, which come in the order of `infos`, one at a time; the file is flushed to disk.
+
+    Raises:
+        ValueError: a tensor is not what its info says.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for info in infos:
+        start, end = end, end + info.num_bytes
+        kind = _DTYPE_NAMES[info.dtype]
+        header[info.name] = {"dtype": kind, "shape": list(info.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # so that the data is aligned
+    with open(file, "wb") as opened:
+        opened.write(struct.pack("<Q", len(text)) + text)
+        for info, tensor in zip(infos, tensors, strict=True):
+            if (tensor.dtype, tuple(tensor.shape)) != (info.dtype, info.shape):
+                raise ValueError(f"{info.name} must be {info.dtype} {info.shape}, got {tensor.dtype} {tensor.shape}")
+            opened.write(memoryview(tensor.contiguous().flatten().view(torch.uint8).numpy()))
+        opened.flush()
+        os.fsync(opened.fileno())

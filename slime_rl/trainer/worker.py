@@ -27,6 +27,7 @@ from slime_rl.trainer.device import prepare_process, resolve_device
 
 if TYPE_CHECKING:
     from slime_rl.data.batches import RolloutBatch
+    from slime_rl.trainer.pending_save import PendingSave
     from slime_rl.trainer.step import TrainState
 
 
@@ -72,6 +73,7 @@ class TrainWorker:
             distributed.shutdown()  # the other ranks fail at once instead of waiting for this one
             raise
         self._offloaded: Any = None
+        self._pending_save: PendingSave | None = None
 
     @property
     def data_parallel_rank(self) -> int:
@@ -87,6 +89,8 @@ class TrainWorker:
         """
         from slime_rl.trainer.step import train_step
 
+        if self._pending_save is not None:
+            self._pending_save.wait_until_copied()
         return train_step(self.state, step, batch)
 
     def compute_log_probs(self, batch: RolloutBatch, which: Literal["policy", "reference"] = "policy") -> Tensor:
@@ -136,6 +140,27 @@ class TrainWorker:
 
         save(self.state, Path(path), step, extra)
 
+    def begin_save(self, path: str | Path, step: int, extra: dict[str, Any]) -> None:
+        """As `save`, with a thread that writes; `finish_save` must follow before the next one."""
+        from slime_rl.trainer.checkpoint import begin_save
+
+        assert self._pending_save is None, "the save before has not been finished"
+        self._pending_save = begin_save(self.state, Path(path), step, extra)
+
+    def save_is_written(self) -> bool:
+        """Whether `finish_save` would not wait. Not collective."""
+        return self._pending_save is None or self._pending_save.is_written
+
+    def finish_save(self) -> None:
+        """Make what `begin_save` began a whole checkpoint.
+
+        Raises:
+            OSError: a file could not be written, on this rank or another.
+        """
+        pending, self._pending_save = self._pending_save, None
+        if pending is not None:
+            pending.finish()
+
     def load(self, path: str | Path) -> dict[str, Any]:
         """Continue from a folder that `save` wrote, on any parallel layout; `{"step": …, "extra": …}`.
 
@@ -146,10 +171,22 @@ class TrainWorker:
 
         return load(self.state, Path(path))
 
+    def load_weights(self, path: str | Path) -> None:
+        """Take only the weights of a folder that `save` or a conversion wrote, on any parallel layout.
+
+        Raises:
+            ValueError: the folder holds no checkpoint, or one of another model.
+        """
+        from slime_rl.trainer.checkpoint import load_weights
+
+        load_weights(self.state, Path(path))
+
     def offload(self) -> None:
         """Move weights, gradients and optimizer state to host memory; on a CPU they are there already, and stay."""
         from slime_rl.trainer.offload import offload
 
+        if self._pending_save is not None:
+            self._pending_save.wait_until_copied()
         if self.device_info.kind == "cuda" and self._offloaded is None:
             self._offloaded = offload(self.state)
 

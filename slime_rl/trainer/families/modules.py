@@ -37,12 +37,22 @@ def norm_outputs(spec: Any) -> None:
         layer.submodules.mlp.module = MLPWithOutputNorm
 
 
+class OutputNorm(RMSNorm):
+    """An RMSNorm that is asked for its part of a checkpoint itself, as an MLP asks its parts."""
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Every worker holds the whole weight."""
+        return make_sharded_tensors_for_checkpoint({"weight": self.weight}, prefix, {}, sharded_offsets)
+
+
 class AttentionWithOutputNorm(SelfAttention):
     """Self-attention whose output is normed before the residual is added."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
-        self.output_norm = RMSNorm(config, config.hidden_size, config.layernorm_epsilon)
+        self.output_norm = OutputNorm(config, config.hidden_size, config.layernorm_epsilon)
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         output, bias = super().forward(*args, **kwargs)
@@ -54,7 +64,7 @@ class MLPWithOutputNorm(MLP):
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
-        self.output_norm = RMSNorm(config, config.hidden_size, config.layernorm_epsilon)
+        self.output_norm = OutputNorm(config, config.hidden_size, config.layernorm_epsilon)
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         output, bias = super().forward(*args, **kwargs)

@@ -50,6 +50,18 @@ class Rule(Protocol):
         ...
 
 
+@dataclass(frozen=True, order=True)
+class Place:
+    """A parameter of the whole model: what it is, in which layer, of which expert (-1: none)."""
+
+    layer: int
+    expert: int
+    key: str  # as in the rules
+
+    def names(self, rule: Rule) -> list[str]:
+        return [name.format(layer=self.layer, expert=self.expert) for name in rule.names]
+
+
 def _part(length: int, rank: int, size: int, what: str) -> slice:
     if length % size:
         raise ValueError(f"{what} has {length} rows or columns, which {size} tensor-parallel workers cannot share")

@@ -4,7 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from slime_rl.cluster.checkpoint import CheckpointMeta, CheckpointStore, model_identity
+from slime_rl.cluster.checkpoint import (
+    CheckpointMeta,
+    CheckpointStore,
+    find_checkpoint,
+    find_model_folder,
+    model_identity,
+    verify,
+)
 
 
 def meta(step: int) -> CheckpointMeta:
@@ -34,7 +41,8 @@ def test_failure_while_writing_leaves_the_previous_one(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="no space"):
         store.write(meta(2), broken)
     assert store.latest()[0] == first
-    store.write(meta(2), fill)  # what was left aside is no obstacle
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step_00000001"]
+    store.write(meta(2), fill)
     assert store.latest()[1].step == 2
 
 
@@ -43,6 +51,58 @@ def test_only_the_newest_stay(tmp_path: Path) -> None:
     for step in range(1, 6):
         store.write(meta(step), fill)
     assert sorted(p.name for p in tmp_path.glob("step_*")) == ["step_00000004", "step_00000005"]
+
+
+def test_every_mth_stays_too(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=1, keep_every=3)
+    for step in range(1, 9):
+        store.write(meta(step), fill)
+    assert sorted(int(p.name[-2:]) for p in tmp_path.glob("step_*")) == [3, 6, 8]
+
+
+def test_kill_at_any_point_of_a_save_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+    """What a kill leaves: parts aside; or the new one renamed and `latest` not yet; or the same step replaced."""
+    store = CheckpointStore(tmp_path, keep=3)
+    first = store.write(meta(1), fill)
+    (store.begin(2) / "model" / "half").write_text("w")
+    assert find_checkpoint(tmp_path)[0] == first
+    second = store.write(meta(2), fill)
+    assert not list(tmp_path.glob("*.partial"))
+    second.rename(tmp_path / "step_00000002.old.partial")  # between the two renames of a save of the same step
+    assert find_checkpoint(tmp_path)[0] == first
+    assert verify(first) > 0
+
+
+def test_damage_is_found_and_named(tmp_path: Path) -> None:
+    folder = CheckpointStore(tmp_path, keep=1).write(meta(1), fill)
+    verify(folder)
+    (folder / "model" / "weights").write_text("v")
+    with pytest.raises(ValueError, match=r"model/weights is damaged \(checksum differs\)"):
+        verify(folder)
+    (folder / "model" / "weights").write_text("")
+    with pytest.raises(ValueError, match="model/weights has 0 bytes, it had 1"):
+        verify(folder)
+    (folder / "model" / "weights").unlink()
+    with pytest.raises(ValueError, match="model/weights is missing"):
+        verify(folder)
+
+
+def test_one_checkpoint_can_be_named(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=5)
+    folder = store.write(meta(1), fill)
+    store.write(meta(2), fill)
+    assert find_checkpoint(folder) == (folder, meta(1))
+    assert find_model_folder(folder) == (folder / "model", None)
+    (folder / "hf").mkdir()
+    (folder / "hf" / "config.json").write_text("{}")
+    assert find_model_folder(folder) == (folder / "model", folder / "hf")
+
+
+def test_other_format_is_refused(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=1)
+    (store.write(meta(1), fill) / "meta.json").write_text('{"format": 1, "step": 1}')
+    with pytest.raises(ValueError, match="checkpoint format 1, this version reads 2"):
+        store.latest()
 
 
 def test_folder_without_checkpoint_is_refused(tmp_path: Path) -> None:

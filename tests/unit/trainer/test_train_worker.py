@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from benchmarks.trainer_cases import free_ports, make_batch, make_checkpoint, make_config
 from slime_rl.data.batches import RolloutBatch
 from slime_rl.data.ragged import Ragged
+from slime_rl.trainer.torch_dist import TorchDistReader
 from slime_rl.trainer.worker import TrainWorker
 
 
@@ -227,3 +228,47 @@ def test_weight_without_a_place_is_refused(model_path: Path, tmp_path: Path) -> 
     message = "attention_bias and mlp_bias must be equal, got True and False"
     with pytest.raises(ValueError, match=message), open_worker(tmp_path / "biased"):
         pass
+
+
+def test_background_save_holds_the_weights_of_its_moment_and_resumes_exactly(model_path: Path, tmp_path: Path) -> None:
+    batches = [make_batch(step) for step in range(3)]
+    with open_worker(model_path) as worker:
+        worker.train(0, batches[0])
+        worker.save(tmp_path / "sync", 1, {"cursor": 1})
+        worker.begin_save(tmp_path / "async", 1, {"cursor": 1})
+        whole = [worker.train(step, batches[step]) for step in (1, 2)]  # while the thread writes
+        worker.finish_save()
+        assert worker.save_is_written()
+    a, b = TorchDistReader(tmp_path / "sync"), TorchDistReader(tmp_path / "async")
+    assert sorted(a.keys) == sorted(b.keys)
+    assert all(torch.equal(a.read(key), b.read(key)) for key in a.keys)
+    with open_worker(model_path) as worker:
+        assert worker.load(tmp_path / "async") == {"step": 1, "extra": {"cursor": 1}}
+        resumed = [worker.train(step, batches[step]) for step in (1, 2)]
+    for name in ("train/loss", "train/grad_norm", "train/lr"):
+        assert [m[name] for m in resumed] == [m[name] for m in whole]
+
+
+def test_weights_alone_are_taken_from_a_checkpoint(model_path: Path, tmp_path: Path) -> None:
+    batch = make_batch()
+    with open_worker(model_path) as worker:
+        fresh = worker.train(0, batch)
+        trained = worker.compute_log_probs(batch)
+        worker.save(tmp_path / "saved", 1, {})
+    with open_worker(model_path) as worker:
+        worker.load_weights(tmp_path / "saved")
+        assert torch.equal(worker.compute_log_probs(batch), trained)
+        again = worker.train(0, batch)
+    assert again["train/lr"] == fresh["train/lr"]
+    with pytest.raises(ValueError, match=r"--load: .* holds no training checkpoint"), open_worker(model_path) as worker:
+        worker.load_weights(tmp_path / "nothing")
+
+
+def test_checkpoint_of_another_model_is_refused(model_path: Path, tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "wider", intermediate_size=96)
+    with open_worker(model_path) as worker:
+        worker.train(0, make_batch())
+        worker.save(tmp_path / "saved", 1, {})
+    message = "does not fit the model of --hf-checkpoint"
+    with pytest.raises(ValueError, match=message), open_worker(tmp_path / "wider") as worker:
+        worker.load_weights(tmp_path / "saved")

@@ -1,0 +1,102 @@
+"""Saving a run: one checkpoint of trainers and buffer, at once or in the background, and exports along the way.
+
+    save(step) ─► trainers: plan, copy ─► buffer ─► [background: trainers write] ─► finish: index ─► checksums, rename
+
+In the background only files are written. What the trainers do together (the index) happens in `poll`, which the loop
+calls once a step, so that their collective calls have one order.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from slime_rl.cluster.checkpoint import CheckpointMeta, CheckpointStore, model_identity
+from slime_rl.config import Config
+
+
+class Saver:
+    """Writes the checkpoints of a run. At most one is being written; the next one waits for it."""
+
+    def __init__(self, config: Config, actor: Any, rollout: Any) -> None:
+        """`actor` and `rollout` are the cluster's TrainGroup and rollout manager."""
+        options = config.checkpoint
+        self.config, self.actor, self.rollout = config, actor, rollout
+        self.store = CheckpointStore(config.checkpoint_dir, options.keep_checkpoints, options.keep_checkpoint_every)
+        self._writing: CheckpointMeta | None = None  # the trainers' threads are at work
+        self._finishing: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._exported: Path | None = None
+
+    def save(self, step: int) -> None:
+        """One checkpoint after `step` finished steps, and an export where --save-hf asks for it.
+
+        Raises:
+            OSError: the disk is full; the checkpoints before stay as they are.
+        """
+        self.wait()
+        meta = self._meta(step)
+        if self.config.checkpoint.async_save:
+            folder = self.store.begin(step)
+            self.actor.begin_save(str(folder / "model"), step)
+            self._writing = meta
+            self.rollout.save(str(folder / "buffer.json"))
+        else:
+            self.store.write(meta, lambda folder: self._fill(folder, step))
+        if "{step}" in (self.config.checkpoint.save_hf or ""):
+            self.export(step)
+
+    def export(self, step: int) -> Path:
+        """The model as a Hugging Face folder, unless that of this step is there already."""
+        folder = self.config.checkpoint.hf_folder(self.config.run_dir, step)
+        is_of_step = "{step}" in (self.config.checkpoint.save_hf or "")
+        if not (is_of_step and folder == self._exported):
+            self.actor.save_hf(str(folder))
+            self._exported = folder
+        return folder
+
+    def poll(self) -> None:
+        """Take the save that is being written one stage further if it is ready; never waits for the disk.
+
+        Raises:
+            OSError, ValueError: what went wrong in the background.
+        """
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        if self._writing is not None and self.actor.save_is_written():
+            self._finish()
+
+    def wait(self) -> None:
+        """Until no save is under way; raises what went wrong with it."""
+        if self._writing is not None:
+            self._finish()
+        if self._finishing is not None:
+            self._finishing.join()
+            self._finishing = None
+        self.poll()
+
+    def _finish(self) -> None:
+        meta, self._writing = self._writing, None
+        assert meta is not None
+        self.actor.finish_save()
+        self._finishing = threading.Thread(target=self._finish_store, args=(meta,), name="finish-save", daemon=True)
+        self._finishing.start()
+
+    def _finish_store(self, meta: CheckpointMeta) -> None:
+        try:
+            self.store.finish(meta)
+        except BaseException as error:  # raised by the next poll
+            self._error = error
+
+    def _fill(self, folder: Path, step: int) -> None:
+        self.actor.save(str(folder / "model"), step)
+        self.rollout.save(str(folder / "buffer.json"))
+
+    def _meta(self, step: int) -> CheckpointMeta:
+        path = self.config.model.hf_checkpoint
+        model_type, shape = model_identity(path)
+        return CheckpointMeta(
+            step=step, model_type=model_type, num_parameters_shape=shape, hf_checkpoint=str(Path(path).absolute())
+        )

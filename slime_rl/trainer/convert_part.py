@@ -1,0 +1,132 @@
+"""What one worker of a conversion does. Needs no Megatron and no process group: each writes files of its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slime_rl.trainer.families.rules import Place, Rule, Stacked
+from slime_rl.trainer.hf_folder import HFFolder, TensorInfo, write_safetensors
+from slime_rl.trainer.torch_dist import TorchDistFile, TorchDistReader, Written
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where a run of rows of a whole parameter lies in a torch_dist checkpoint."""
+
+    key: str
+    whole: tuple[int, ...]
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]  # of the rows
+    first_row: int
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A whole Megatron parameter: its rule, its Hugging Face names, its slots in row order."""
+
+    place: Place
+    rule: Rule
+    shape: tuple[int, ...]
+    slots: tuple[Slot, ...]
+
+    @property
+    def names(self) -> list[str]:
+        return self.place.names(self.rule)
+
+    @property
+    def num_values(self) -> int:
+        return torch.Size(self.shape).numel()
+
+
+@dataclass(frozen=True)
+class OutputFile:
+    """A safetensors file to write: the tensors of some parameters, then tensors copied from another folder."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    infos: tuple[TensorInfo, ...]
+    copied: tuple[str, ...] = ()
+
+
+def write_torch_dist(hf_path: Path, folder: Path, rank: int, parameters: list[Parameter]) -> list[Written]:
+    """Write the data file of worker `rank`: these parameters in the types of the Hugging Face folder."""
+    torch.serialization.set_crc32_options(False)  # the store has checksums of whole files
+    source = HFFolder(hf_path)
+    with TorchDistFile(folder, rank) as file:
+        for parameter in parameters:
+            for slot, rows in _rows(parameter, source, hf_path):
+                file.write(slot.key, slot.whole, slot.offsets, rows)
+        return file.boxes
+
+
+def _rows(parameter: Parameter, source: HFFolder, hf_path: Path) -> Iterator[tuple[Slot, Tensor]]:
+    sources = [source.source(name) for name in parameter.names]
+    if isinstance(parameter.rule, Stacked) and len(parameter.slots) == len(sources):
+        pieces = [one[:] for one in sources]  # stored apart as well: nothing to put together first
+    else:
+        whole = parameter.rule.shard(sources, 0, 1)
+        pieces = [whole[s.first_row : s.first_row + s.shape[0]] for s in parameter.slots]
+    for slot, piece in zip(parameter.slots, pieces, strict=True):
+        if tuple(piece.shape) != slot.shape:
+            raise ValueError(
+                f"{hf_path}: {parameter.names[0]} does not fit config.json: must make {slot.shape} in Megatron, "
+                f"got {tuple(piece.shape)}"
+            )
+        yield slot, piece.clone() if piece.numel() < piece.untyped_storage().nbytes() // piece.itemsize else piece
+
+
+def read_parameter(reader: TorchDistReader, parameter: Parameter) -> list[Tensor]:
+    """The Hugging Face tensors of a parameter, from a torch_dist checkpoint of any parallel layout."""
+    parts = []
+    for slot in parameter.slots:
+        stored = reader.shape(slot.key)
+        rows_may_be_padded = len(slot.whole) == 2 and stored[0] >= slot.whole[0] and stored[1:] == slot.whole[1:]
+        if stored != slot.whole and not (rows_may_be_padded and slot.offsets[0] == 0):
+            raise ValueError(
+                f"{reader.folder}: {slot.key} must have shape {slot.whole} by config.json, got {stored}; it is a "
+                "checkpoint of another model"
+            )
+        sizes = (1,) * (len(slot.whole) - len(slot.shape)) + slot.shape
+        parts.append(reader.read(slot.key, (slot.offsets, sizes)).reshape(slot.shape))
+    return parameter.rule.merge([torch.cat(parts) if len(parts) > 1 else parts[0]])
+
+
+def write_hf_files(model_dir: Path, copied_from: Path, folder: Path, rank: int, files: list[OutputFile]) -> None:
+    """Write these safetensors files; `rank` is only there to tell workers apart."""
+    reader = TorchDistReader(model_dir)
+    for file in files:
+        write_safetensors(folder / file.name, list(file.infos), _tensors(reader, copied_from, file))
+    reader.close()
+
+
+def _tensors(reader: TorchDistReader, copied_from: Path, file: OutputFile) -> Iterator[Tensor]:
+    types = iter(file.infos)
+    wanted = {info.name for info in file.infos}
+    for parameter in file.parameters:
+        for name, tensor in zip(parameter.names, read_parameter(reader, parameter), strict=True):
+            if name in wanted:
+                yield tensor.to(next(types).dtype)
+    if file.copied:
+        source = HFFolder(copied_from)
+        for name in file.copied:
+            yield source.tensor(name).to(next(types).dtype)
+
+
+def run_workers(function: Callable[..., Any], shares: list[Any], *arguments: Any) -> list[Any]:
+    """`function(*arguments, rank, share)` for every share, each in a process of its own where there are several.
+
+    Raises:
+        ValueError: what a worker raised.
+    """
+    if len(shares) == 1:
+        return [function(*arguments, 0, shares[0])]
+    with multiprocessing.get_context("spawn").Pool(len(shares)) as pool:
+        calls = [(*arguments, rank, share) for rank, share in enumerate(shares)]
+        return pool.starmap(function, calls, chunksize=1)

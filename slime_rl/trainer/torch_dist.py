@@ -1,0 +1,218 @@
+"""torch_dist files (PyTorch's distributed checkpoint) read and written tensor by tensor, without any process group.
+
+    .metadata       every tensor: its whole shape and type, its boxes, and in which file at which byte each box lies
+    __N_0.distcp    the boxes, one after the other, each as torch.save writes a tensor
+    metadata.json, common.pt   what Megatron adds: the format's name, and objects that are no tensors
+
+Megatron reads and writes the same files in training; here one tensor at a time is in memory.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+METADATA, FORMAT_FILE, COMMON = ".metadata", "metadata.json", "common.pt"
+Box = tuple[tuple[int, ...], tuple[int, ...]]  # (offsets, sizes)
+
+
+def is_torch_dist(folder: Path) -> bool:
+    return (folder / METADATA).is_file() and (folder / FORMAT_FILE).is_file()
+
+
+@dataclass(frozen=True)
+class Written:
+    """One box in a file."""
+
+    key: str
+    whole: tuple[int, ...]
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    dtype: torch.dtype
+    file: str
+    start: int
+    length: int
+
+
+class TorchDistFile:
+    """One data file that is being written, in a `with` block; it is flushed to disk at the end."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self.name = f"__{rank}_0.distcp"
+        self._file = open(folder / self.name, "wb")  # noqa: SIM115 (closed in __exit__)
+        self.boxes: list[Written] = []
+
+    def __enter__(self) -> TorchDistFile:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            if error is None:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+        finally:
+            self._file.close()
+
+    def write(self, key: str, whole: tuple[int, ...], offsets: tuple[int, ...], tensor: Tensor) -> None:
+        """Append `tensor` as the box at `offsets` of `key`; leading axes of length 1 are added as `whole` has them."""
+        sizes = (1,) * (len(whole) - tensor.dim()) + tuple(tensor.shape)
+        start = self._file.tell()
+        torch.save(tensor.reshape(sizes).contiguous(), self._file)
+        length = self._file.tell() - start
+        self.boxes.append(Written(key, whole, offsets, sizes, tensor.dtype, self.name, start, length))
+
+
+def write_index(folder: Path, boxes: Iterable[Written], common: dict[str, Any]) -> None:
+    """The files that make the data files of all writers one checkpoint; written last."""
+    tensors: dict[str, Any] = {}
+    storage: dict[Any, Any] = {}
+    for box in boxes:
+        if box.key not in tensors:
+            blank = torch.empty(0, dtype=box.dtype)
+            properties = TensorProperties.create_from_tensor(blank)
+            tensors[box.key] = TensorStorageMetadata(properties, torch.Size(box.whole), [])
+        chunk = ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes))
+        tensors[box.key].chunks.append(chunk)
+        storage[MetadataIndex(box.key, torch.Size(box.offsets))] = _StorageInfo(box.file, box.start, box.length)
+    torch.save(common, folder / COMMON)
+    (folder / METADATA).write_bytes(pickle.dumps(Metadata(tensors, None, storage)))
+    (folder / FORMAT_FILE).write_text(
+        json.dumps(
+            {
+                "sharded_backend": "torch_dist",
+                "sharded_backend_version": 1,
+                "common_backend": "torch",
+                "common_backend_version": 1,
+            }
+        )
+    )
+
+
+class TorchDistReader:
+    """A checkpoint folder, by any writer and of any parallel layout."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read the index.
+
+        Raises:
+            ValueError: no torch_dist checkpoint, or one without its index.
+        """
+        if not is_torch_dist(folder):
+            raise ValueError(f"{folder}: must hold a torch_dist checkpoint ({METADATA}, {FORMAT_FILE})")
+        self.folder = folder
+        try:
+            self._metadata: Metadata = pickle.loads((folder / METADATA).read_bytes())
+        except (pickle.UnpicklingError, EOFError, AttributeError, ValueError) as error:
+            raise ValueError(f"{folder / METADATA}: cannot be read: {error}") from error
+        self._storage = {(index.fqn, tuple(index.offset or ())): info for index, info in self._stored()}
+        self._files: dict[str, Any] = {}
+
+    def _stored(self) -> Iterable[tuple[Any, Any]]:
+        return self._metadata.storage_data.items()
+
+    @property
+    def keys(self) -> list[str]:
+        """Names of the tensors, as Megatron spells them."""
+        return [k for k, v in self._metadata.state_dict_metadata.items() if isinstance(v, TensorStorageMetadata)]
+
+    def common(self) -> dict[str, Any]:
+        """What is no tensor."""
+        return torch.load(self.folder / COMMON, map_location="cpu", weights_only=False)
+
+    def shape(self, key: str) -> tuple[int, ...]:
+        return tuple(self._tensor(key).size)
+
+    def dtype(self, key: str) -> torch.dtype:
+        return self._tensor(key).properties.dtype
+
+    def read(self, key: str, box: Box | None = None) -> Tensor:
+        """The whole tensor, or a box of it.
+
+        Raises:
+            ValueError: it is not there, a part of it is missing, or a data file is cut off.
+        """
+        entry = self._tensor(key)
+        offsets, sizes = box or ((0,) * len(entry.size), tuple(entry.size))
+        target: Tensor | None = None
+        covered = 0
+        for chunk in entry.chunks:
+            overlap = _overlap((offsets, sizes), (tuple(chunk.offsets), tuple(chunk.sizes)))
+            if overlap is None:
+                continue
+            stored = self._load(key, tuple(chunk.offsets))
+            into, source, count = overlap
+            if count == _count(sizes) == stored.numel():
+                return stored.reshape(sizes)
+            if target is None:
+                target = torch.empty(sizes, dtype=stored.dtype)
+            target[into] = stored[source]
+            covered += count
+        if target is None or covered != _count(sizes):
+            raise ValueError(f"{self.folder}: {key} is incomplete: {covered} of {_count(sizes)} values are stored")
+        return target
+
+    def _tensor(self, key: str) -> TensorStorageMetadata:
+        entry = self._metadata.state_dict_metadata.get(key)
+        if not isinstance(entry, TensorStorageMetadata):
+            raise ValueError(f"{self.folder}: there is no tensor {key} in this checkpoint")
+        return entry
+
+    def _load(self, key: str, offsets: tuple[int, ...]) -> Tensor:
+        info = self._storage[key, offsets]
+        if info.relative_path not in self._files:
+            try:
+                self._files[info.relative_path] = (self.folder / info.relative_path).open("rb")
+            except OSError as error:
+                raise ValueError(f"{self.folder}: the data file {info.relative_path} is missing: {error}") from error
+        file = self._files[info.relative_path]
+        file.seek(info.offset)
+        data = file.read(info.length)
+        if len(data) != info.length:
+            raise ValueError(f"{self.folder / info.relative_path}: is cut off, the data of {key} is not all there")
+        try:
+            return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
+            raise ValueError(f"{self.folder / info.relative_path}: the data of {key} is damaged: {error}") from error
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+
+def _count(sizes: tuple[int, ...]) -> int:
+    count = 1
+    for size in sizes:
+        count *= size
+    return count
+
+
+def _overlap(wanted: Box, stored: Box) -> tuple[tuple[slice, ...], tuple[slice, ...], int] | None:
+    """(slices of the wanted box, slices of the stored one, number of values) where the two meet; None if nowhere."""
+    into, source, count = [], [], 1
+    for want, size, have, length in zip(*wanted, *stored, strict=True):
+        first, last = max(want, have), min(want + size, have + length)
+        if last <= first:
+            return None
+        into.append(slice(first - want, last - want))
+        source.append(slice(first - have, last - have))
+        count *= last - first
+    return tuple(into), tuple(source), count

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from slime_rl.cluster.checkpoint import CheckpointStore, verify
+from slime_rl.cluster.load_checks import check_loadable
+from slime_rl.cluster.saver import Saver
+from slime_rl.config import Config, parse_config
+
+
+class Trainers:
+    """Stands for the train group: `written` says when its threads are done."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.written = False
+        self.error: Exception | None = None
+
+    def save(self, path: str, step: int) -> None:
+        self.calls.append("save")
+        Path(path, "weights").write_text(str(step))
+
+    def begin_save(self, path: str, step: int) -> None:
+        self.calls.append("begin")
+        self.path, self.step = Path(path), step
+
+    def save_is_written(self) -> bool:
+        return self.written
+
+    def finish_save(self) -> None:
+        self.calls.append("finish")
+        if self.error is not None:
+            raise self.error
+        (self.path / "weights").write_text(str(self.step))
+
+    def save_hf(self, path: str) -> None:
+        self.calls.append(f"hf {Path(path).name}")
+
+
+class Buffer:
+    def save(self, path: str) -> None:
+        Path(path).write_text("{}")
+
+
+def make_config(tmp_path: Path, *flags: str) -> Config:
+    model = tmp_path / "model"
+    model.mkdir(exist_ok=True)
+    (model / "config.json").write_text('{"model_type": "llama", "hidden_size": 8}')
+    (tmp_path / "p.jsonl").write_text("{}")
+    base = [
+        "--hf-checkpoint",
+        str(model),
+        "--prompt-data",
+        str(tmp_path / "p.jsonl"),
+        "--run-dir",
+        str(tmp_path / "run"),
+    ]
+    return parse_config([*base, *flags])
+
+
+def steps(config: Config) -> list[int]:
+    return sorted(int(p.name[-4:]) for p in config.checkpoint_dir.glob("step_*") if p.suffix != ".partial")
+
+
+def test_background_save_is_whole_only_after_poll_and_wait(tmp_path: Path) -> None:
+    config, trainers = make_config(tmp_path, "--async-save"), Trainers()
+    saver = Saver(config, trainers, Buffer())
+    saver.save(3)
+    saver.poll()
+    assert (trainers.calls, steps(config)) == (["begin"], [])
+    trainers.written = True
+    saver.poll()
+    saver.wait()
+    assert (trainers.calls, steps(config)) == (["begin", "finish"], [3])
+    verify(CheckpointStore(config.checkpoint_dir, keep=1).latest()[0])
+    assert all(thread.name != "finish-save" for thread in threading.enumerate())
+
+
+def test_next_save_waits_for_the_one_before(tmp_path: Path) -> None:
+    config, trainers = make_config(tmp_path, "--async-save"), Trainers()
+    saver = Saver(config, trainers, Buffer())
+    for step in (1, 2):
+        saver.save(step)
+    saver.wait()
+    assert (trainers.calls, steps(config)) == (["begin", "finish", "begin", "finish"], [1, 2])
+
+
+def test_failure_in_the_background_is_raised_and_leaves_the_one_before(tmp_path: Path) -> None:
+    config, trainers = make_config(tmp_path, "--async-save"), Trainers()
+    saver = Saver(config, trainers, Buffer())
+    saver.save(1)
+    saver.wait()
+    trainers.error = OSError("no space left on device")
+    saver.save(2)
+    with pytest.raises(OSError, match="no space left"):
+        saver.wait()
+    assert steps(config) == [1]
+    verify(CheckpointStore(config.checkpoint_dir, keep=1).latest()[0])
+
+
+def test_exports_along_the_way_and_once_at_the_end(tmp_path: Path) -> None:
+    config, trainers = make_config(tmp_path, "--save-hf", str(tmp_path / "hf" / "{step}")), Trainers()
+    saver = Saver(config, trainers, Buffer())
+    saver.save(5)
+    assert saver.export(5) == tmp_path / "hf" / "5"
+    assert saver.export(6) == tmp_path / "hf" / "6"
+    assert trainers.calls == ["save", "hf 5", "hf 6"]
+
+
+def test_weights_only_and_other_models_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    Saver(config, Trainers(), Buffer()).save(4)
+    load = ("--load", str(config.checkpoint_dir))
+    assert check_loadable(make_config(tmp_path, *load)) == config.checkpoint_dir / "step_00000004"
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "llama", "hidden_size": 16}')
+    other = parse_config(
+        ["--hf-checkpoint", str(tmp_path / "model"), "--prompt-data", str(tmp_path / "p.jsonl"), *load]
+    )
+    with pytest.raises(ValueError, match=r"llama model \(.*model\) \(8xNonexNone.*is llama \(16xNonexNone\)"):
+        check_loadable(other)
+
+
+def test_names_with_other_braces_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"--save-hf may have \{step\} in it"):
+        make_config(tmp_path, "--save-hf", "hf/{rollout_id}")
+    with pytest.raises(ValueError, match="--finetune needs --load"):
+        make_config(tmp_path, "--finetune")

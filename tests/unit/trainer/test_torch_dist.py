@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.checkpoint import FileSystemReader, load
+
+from slime_rl.trainer.hf_folder import HFFolder, TensorInfo, write_safetensors
+from slime_rl.trainer.torch_dist import TorchDistFile, TorchDistReader, write_index
+
+WHOLE = torch.arange(7 * 5, dtype=torch.float32).reshape(7, 5)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """`w` in boxes of 3 and 4 rows by two writers, and `e`, one expert of 2 in each file."""
+    boxes = []
+    for rank, (first, last) in enumerate(((0, 3), (3, 7))):
+        with TorchDistFile(tmp_path, rank) as file:
+            file.write("w", (7, 5), (first, 0), WHOLE[first:last].clone())
+            file.write("e", (2, 4), (rank, 0), torch.full((4,), rank, dtype=torch.bfloat16))
+        boxes += file.boxes
+    write_index(tmp_path, boxes, {"step": 3})
+    return tmp_path
+
+
+def test_pytorch_reads_what_is_written(folder: Path) -> None:
+    found = {"w": torch.zeros(7, 5), "e": torch.zeros(2, 4, dtype=torch.bfloat16)}
+    load(found, storage_reader=FileSystemReader(folder), no_dist=True)
+    assert torch.equal(found["w"], WHOLE)
+    assert found["e"][:, 0].tolist() == [0, 1]
+
+
+def test_whole_tensors_and_boxes_across_files_are_read(folder: Path) -> None:
+    reader = TorchDistReader(folder)
+    assert (reader.keys, reader.shape("w"), reader.dtype("e")) == (["w", "e"], (7, 5), torch.bfloat16)
+    assert torch.equal(reader.read("w"), WHOLE)
+    assert torch.equal(reader.read("w", ((2, 1), (3, 4))), WHOLE[2:5, 1:])
+    assert reader.read("e", ((1, 0), (1, 4))).tolist() == [[1, 1, 1, 1]]
+    assert reader.common() == {"step": 3}
+
+
+def test_missing_tensor_file_and_data_are_named(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="there is no tensor x"):
+        TorchDistReader(folder).read("x")
+    with pytest.raises(ValueError, match="w is incomplete: 35 of 40 values"):
+        TorchDistReader(folder).read("w", ((0, 0), (8, 5)))
+    file = folder / "__1_0.distcp"
+    file.write_bytes(file.read_bytes()[:-900])
+    with pytest.raises(ValueError, match=r"__1_0\.distcp: is cut off, the data of e"):
+        TorchDistReader(folder).read("e")
+    file.unlink()
+    with pytest.raises(ValueError, match=r"data file __1_0\.distcp is missing"):
+        TorchDistReader(folder).read("w")
+    with pytest.raises(ValueError, match="must hold a torch_dist checkpoint"):
+        TorchDistReader(folder / "no")
+
+
+def test_safetensors_are_written_one_tensor_at_a_time(tmp_path: Path) -> None:
+    tensors = [WHOLE, torch.tensor(2, dtype=torch.int64), WHOLE.T.to(torch.bfloat16), torch.zeros(0)]
+    infos = [TensorInfo(f"t{i}", t.dtype, tuple(t.shape)) for i, t in enumerate(tensors)]
+    write_safetensors(tmp_path / "model.safetensors", infos, iter(tensors))
+    folder = HFFolder(tmp_path)
+    assert folder.names == ["t0", "t1", "t2", "t3"]
+    for i, tensor in enumerate(tensors):
+        assert torch.equal(folder.tensor(f"t{i}"), tensor)
+    with pytest.raises(ValueError, match=r"t0 must be torch\.float32"):
+        write_safetensors(tmp_path / "x.safetensors", infos[:1], [torch.zeros(3)])

@@ -1,0 +1,67 @@
+"""A checkpoint of a run, or of convert_hf_to_torch_dist.py, as a Hugging Face folder that transformers and SGLang load.
+
+    python tools/convert_torch_dist_to_hf.py --input-dir RUN_DIR/checkpoints --output-dir DIR [--origin-hf-dir DIR]
+
+INPUT_DIR is a checkpoint folder with `latest`, one checkpoint in it, or the folder of the torch_dist files. Config,
+tokenizer, chat template, custom code and layers that are not trained come from --origin-hf-dir; without it, from what
+the checkpoint carries or names. OUTPUT_DIR is written aside and renamed when it is whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from slime_rl.cluster.checkpoint import find_model_folder
+from slime_rl.config.checks import check_model_folder
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--input-dir", required=True, type=Path, metavar="DIR", help="checkpoint folder")
+    parser.add_argument("--output-dir", required=True, type=Path, metavar="DIR", help="Hugging Face folder to write")
+    parser.add_argument("--origin-hf-dir", type=Path, metavar="DIR", help="Hugging Face folder the model came from")
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16", "float16"), help="of the weights; as they are stored"
+    )
+    parser.add_argument("--shard-size-gb", type=float, default=5.0, help="most GB (10^9 bytes) in one file")
+    parser.add_argument("--num-workers", type=int, default=1, help="processes that write files side by side")
+    parser.add_argument("--model-conversion-path", default="families", help="as in training")
+    parser.add_argument("--trust-remote-code", action="store_true", help="run Python files of the checkpoint's config")
+    parser.add_argument("-f", "--force", action="store_true", help="replace OUTPUT_DIR")
+    args = parser.parse_args(argv)
+    warnings.filterwarnings("ignore")
+    try:
+        for flag, value in (("--num-workers", args.num_workers), ("--shard-size-gb", args.shard_size_gb)):
+            if value <= 0:
+                raise ValueError(f"{flag} must be > 0, got {value}")
+        if args.output_dir.exists() and not args.force:
+            raise ValueError(f"--output-dir {args.output_dir} exists already; --force replaces it")
+        model_dir, carried = find_model_folder(args.input_dir)
+        origin = args.origin_hf_dir or carried
+        if origin is None:
+            raise ValueError(f"--origin-hf-dir is needed: {args.input_dir} does not say which model it is of")
+        check_model_folder("--origin-hf-dir", str(origin))
+        from slime_rl.trainer.convert import conversion_config, torch_dist_to_hf
+
+        count = torch_dist_to_hf(
+            conversion_config(origin, args.model_conversion_path, args.trust_remote_code),
+            model_dir,
+            args.output_dir,
+            num_workers=args.num_workers,
+            dtype=args.dtype,
+            shard_bytes=int(args.shard_size_gb * 1e9),
+        )
+    except ValueError as error:
+        print(f"convert_torch_dist_to_hf: {error}", file=sys.stderr)
+        return 2
+    print(f"{args.output_dir}: {count:,} parameters from {model_dir}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
