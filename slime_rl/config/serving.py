@@ -44,8 +44,8 @@ class RouterConfig:
     Any of its arguments can be given as --router-NAME.
     """
 
-    router_policy: Literal["round_robin", "random", "cache_aware", "power_of_two"] = "cache_aware"
-    """How requests are spread over the engines."""
+    router_policy: Literal["round_robin", "random", "cache_aware", "power_of_two", "manual"] = "cache_aware"
+    """How requests are spread over the engines; manual keeps every multi-turn episode on the engine that began it."""
 
     router_args: tuple[str, ...] = flag((), passthrough="router")
     """Every --router-NAME [VALUE] is passed to sglang-router as --NAME [VALUE]."""

@@ -161,4 +161,6 @@ def router_arguments(config: Config, host: str, port: int, prometheus_port: int)
     }
     # Health checks take a dead engine out; the breaker would starve a healthy one for a minute after a few failures.
     switches = ["--disable-circuit-breaker"]
+    if config.router.router_policy == "manual":
+        switches.append("--assignment-mode=min_load")  # where a new episode goes
     return [*(f"--{name}={value}" for name, value in arguments.items()), *switches, *config.router.router_args]

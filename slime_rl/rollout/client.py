@@ -20,6 +20,7 @@ from slime_rl.rollout.versions import token_versions
 
 ABORT_TIMEOUT_S = 5.0  # an engine that takes longer to hear of an abort is gone; its requests end with the connection
 _JSON = {"Content-Type": "application/json"}
+ROUTING_HEADER = "X-SMG-Routing-Key"  # what sglang-router's policy "manual" goes by
 WORKERS_AGE_S = 5.0  # an engine that joined later has none of the requests to abort yet
 
 
@@ -65,8 +66,12 @@ class EngineClient:
     async def close(self) -> None:
         await self._session.close()
 
-    async def generate(self, input_ids: list[int], sampling_params: dict[str, Any]) -> Generation:
+    async def generate(
+        self, input_ids: list[int], sampling_params: dict[str, Any], *, routing_key: str | None = None
+    ) -> Generation:
         """Sample a continuation of `input_ids [P]`.
+
+        Requests with the same `routing_key` go to the same engine with --router-policy manual.
 
         Raises:
             ValueError: the engine refused the request (4xx) or its answer does not fit together.
@@ -75,24 +80,26 @@ class EngineClient:
         scope = current_scope()
         async with self._slots:
             if scope is None:
-                return await self._generate(uuid.uuid4().hex, input_ids, sampling_params)
+                return await self._generate(uuid.uuid4().hex, input_ids, sampling_params, routing_key)
             if scope.interrupted:
                 return NOTHING
             if scope.started_at is None:
                 scope.started_at = asyncio.get_running_loop().time()
-            return await self._generate_in(scope, input_ids, sampling_params)
+            return await self._generate_in(scope, input_ids, sampling_params, routing_key)
 
     async def _generate_in(
-        self, scope: SampleScope, input_ids: list[int], sampling_params: dict[str, Any]
+        self, scope: SampleScope, input_ids: list[int], sampling_params: dict[str, Any], routing_key: str | None
     ) -> Generation:
         request_id = uuid.uuid4().hex
         scope.requests.add(request_id)
         try:
-            return await self._generate(request_id, input_ids, sampling_params)
+            return await self._generate(request_id, input_ids, sampling_params, routing_key)
         finally:
             scope.requests.discard(request_id)
 
-    async def _generate(self, request_id: str, input_ids: list[int], sampling_params: dict[str, Any]) -> Generation:
+    async def _generate(
+        self, request_id: str, input_ids: list[int], sampling_params: dict[str, Any], routing_key: str | None
+    ) -> Generation:
         body = {
             "rid": request_id,
             "input_ids": input_ids,
@@ -100,7 +107,9 @@ class EngineClient:
             "return_logprob": True,
             "stream": False,
         }
-        answer = _generation(await self._post("/generate", body))
+        answer = _generation(
+            await self._post("/generate", body, {} if routing_key is None else {ROUTING_HEADER: routing_key})
+        )
         self.num_prompt_tokens += len(input_ids)
         self.num_cached_tokens += answer.num_cached_tokens
         return answer
@@ -138,13 +147,13 @@ class EngineClient:
             async with self._session.post(url, json=body, timeout=timeout) as answer:
                 await answer.read()
 
-    async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        data = orjson.dumps(body)
+    async def _post(self, path: str, body: dict[str, Any], more_headers: dict[str, str]) -> dict[str, Any]:
+        data, headers = orjson.dumps(body), {**_JSON, **more_headers}
         deadline, pause, last = time.monotonic() + self.timeout_s, 0.1, "no attempt was made"
         while (left := deadline - time.monotonic()) > 0:
             try:
                 timeout = aiohttp.ClientTimeout(total=left)
-                async with self._session.post(self.url + path, data=data, headers=_JSON, timeout=timeout) as answer:
+                async with self._session.post(self.url + path, data=data, headers=headers, timeout=timeout) as answer:
                     if answer.status == 200:
                         return orjson.loads(await answer.read())
                     last = f"HTTP {answer.status}: {(await answer.text())[:500]}"

@@ -57,7 +57,9 @@ class Episode:
         if self.left <= 0:
             self.end("max_tokens", Status.TRUNCATED)
             return None
-        answer = await self.runtime.engine.generate(sample.tokens, {**self.params, "max_new_tokens": self.left})
+        params = {**self.params, "max_new_tokens": self.left}
+        key = f"{sample.group_index}-{sample.index}"  # the same for all turns: their engine has the prefix cached
+        answer = await self.runtime.engine.generate(sample.tokens, params, routing_key=key)
         before = sample.response
         append_generation(sample, answer)
         sample.response = before

@@ -129,3 +129,9 @@ def test_an_explicit_context_length_counts_instead(tmp_path: Path) -> None:
 def test_a_sequence_longer_than_the_kv_cache_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="more than --engine-max-total-tokens, got 200"):
         check_context_length(make_config(tmp_path, *FITS, "--engine-max-total-tokens", "200"))
+
+
+def test_episodes_begin_on_the_engine_with_least_to_do(tmp_path: Path) -> None:
+    arguments = router_arguments(make_config(tmp_path, "--router-policy", "manual"), "127.0.0.1", 1, 2)
+    assert "--policy=manual" in arguments and "--assignment-mode=min_load" in arguments
+    assert "--assignment-mode=min_load" not in router_arguments(make_config(tmp_path), "127.0.0.1", 1, 2)

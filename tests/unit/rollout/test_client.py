@@ -3,9 +3,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from scripted_engine import answer, scripted_engine
 
-from slime_rl.rollout.client import EngineClient
+from slime_rl.rollout.client import ROUTING_HEADER, EngineClient
 
 
 def test_generate_returns_exactly_what_was_sampled() -> None:
@@ -94,3 +96,22 @@ def test_no_more_requests_are_in_flight_than_allowed() -> None:
         assert most == 3 and len(received) == 12
 
     asyncio.run(go())
+
+
+def test_a_routing_key_travels_as_the_routers_header() -> None:
+    seen: list[str | None] = []
+
+    async def handle(request: web.Request) -> web.Response:
+        seen.append(request.headers.get(ROUTING_HEADER))
+        return web.json_response(answer([5], "a"))
+
+    async def go() -> None:
+        app = web.Application()
+        app.router.add_post("/generate", handle)
+        async with TestServer(app) as server, EngineClient(str(server.make_url("")), max_in_flight=1, timeout_s=5) as c:
+            await c.generate([1], {}, routing_key="4-7")
+            await c.generate([1, 2, 3], {})
+            assert (c.num_prompt_tokens, c.num_cached_tokens) == (4, 0)
+
+    asyncio.run(go())
+    assert seen == ["4-7", None]

@@ -115,7 +115,8 @@ class Session:
                 self.interrupted = True
                 raise GatewayError(503, "the run has interrupted this session")
             left = params["max_new_tokens"] - len(tokens)
-            part = await current_runtime().engine.generate(ids + tokens, {**params, "max_new_tokens": left})
+            asked = {**params, "max_new_tokens": left}
+            part = await current_runtime().engine.generate(ids + tokens, asked, routing_key=self.key)
             tokens, log_probs, versions = tokens + part.tokens, log_probs + part.log_probs, versions + part.versions
             if part.finish_reason != "abort":
                 return dataclasses.replace(part, tokens=tokens, log_probs=log_probs, versions=versions)

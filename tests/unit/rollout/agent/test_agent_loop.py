@@ -13,6 +13,7 @@ from scripted_policy import TOKENIZER, calling, policy, tokens_of
 from slime_rl.rollout.agent import agent_loop
 from slime_rl.rollout.agent.builtin_tools import calculator, with_printed_end
 from slime_rl.rollout.agent.tools import row_tools, schema_of, tool_set
+from slime_rl.rollout.client import EngineClient
 from slime_rl.rollout.generate import GENERATE_FUNCTIONS
 from slime_rl.rollout.groups import encode_prompt
 from slime_rl.types import Sample, Status
@@ -223,3 +224,16 @@ def test_schema_of_optional_parameters() -> None:
         "properties": {"count": {"type": "integer"}},
         "required": [],
     }
+
+
+def test_all_turns_of_an_episode_ask_for_the_same_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys: list[str | None] = []
+    generate = EngineClient.generate
+
+    async def recorded(self: EngineClient, ids: Any, params: Any, *, routing_key: str | None = None) -> Any:
+        keys.append(routing_key)
+        return await generate(self, ids, params, routing_key=routing_key)
+
+    monkeypatch.setattr(EngineClient, "generate", recorded)
+    run(tmp_path, [calling(("calculator", {"expression": "1"})), "1" + END], "--tools", "calculator")
+    assert keys == ["0-0", "0-0"]
