@@ -87,3 +87,23 @@ def test_what_is_not_there_is_one_clear_line(
     assert "must be a folder that exists" in capsys.readouterr().err
     assert tool.main([str(tmp_path)]) == 0
     assert "no checkpoint below" in capsys.readouterr().out
+
+
+def test_watch_prints_the_live_counts_again_and_again_until_it_is_interrupted(
+    tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path)
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 2:
+            raise KeyboardInterrupt
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write('fer/x": 0}\n{"step": 7, "buffer/waiting": 5.0}\n')
+
+    monkeypatch.setattr(tool.time, "sleep", wait)
+    assert tool.main([str(run), "--watch", "2.5"]) == 0
+    out = capsys.readouterr().out
+    assert waits == [2.5, 2.5]
+    assert out.index("live, step 4: waiting 2") < out.index("live, step 7: waiting 5")

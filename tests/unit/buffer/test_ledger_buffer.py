@@ -265,3 +265,23 @@ def test_a_step_that_had_taken_groups_which_expired_takes_others(tmp_path: Path)
     assert resumed.expire(1, "drop") == 1
     assert indices(resumed.take(0, 2)) == [1, 2]
     assert resumed.counts()["dropped/stale"] == 1
+
+
+def test_seven_prompts_in_steps_of_three_all_train_once_an_epoch(tmp_path: Path) -> None:
+    buffer = make_buffer(tmp_path, "--prompt-data", str(write_prompts(tmp_path / "p.jsonl", 7)))
+    trained = [entry for step in range(7) for entry in train(buffer, step, 3)]
+    rows_of = [sorted(row for _, epoch, row in trained if epoch == n) for n in range(3)]
+    assert rows_of == [[0, 1, 2, 3, 4, 5, 6]] * 3
+    assert buffer.counts()["committed"] == 21 and len(buffer) == 0
+
+
+def test_what_finished_beyond_a_step_trains_in_the_next_ones_also_after_a_resume(tmp_path: Path) -> None:
+    buffer = make_buffer(tmp_path)
+    for group in buffer.reserve(7):
+        buffer.admit(fill(group))
+    assert indices(buffer.take(0, 3)) == [0, 1, 2]
+    buffer.commit(0)
+    buffer = resume(tmp_path, buffer)
+    assert len(buffer) == 4
+    assert [group for group, _, _ in train(buffer, 1, 3)] == [3, 4, 5]
+    assert indices(buffer.take(2, 1)) == [6]
