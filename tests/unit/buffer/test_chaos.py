@@ -19,8 +19,8 @@ def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_killed_runs_train_every_prompt_once_in_every_mode(tmp_path: Path) -> None:
     rng = random.Random(5)
-    for name, mode in MODES.items():
-        config = config_for(tmp_path / name.replace(" ", "_"), mode)
+    for number, (name, mode) in enumerate(MODES.items()):
+        config = config_for(tmp_path / str(number), mode)
         folder, _ = finish(config, rng, most_kills=2)
         assert faults(config, folder, None) == (0, 0), name
 
