@@ -72,7 +72,9 @@ class ScriptedClient(EngineClient):
         """New weights from now on, also for requests in flight."""
         self.served.append((asyncio.get_running_loop().time(), version))
 
-    async def _generate(self, request_id: str, input_ids: list[int], sampling_params: dict[str, Any]) -> Generation:
+    async def _generate(
+        self, request_id: str, input_ids: list[int], sampling_params: dict[str, Any], routing_key: str | None
+    ) -> Generation:
         whole = min(self.length_of(input_ids), sampling_params["max_new_tokens"])
         loop, aborted = asyncio.get_running_loop(), asyncio.Event()
         self._aborts[request_id] = aborted

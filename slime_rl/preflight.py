@@ -21,6 +21,7 @@ from slime_rl.cluster.checkpoint import read_meta
 from slime_rl.cluster.load_checks import check_loadable
 from slime_rl.cluster.run_folder import outputs_in
 from slime_rl.config import Config
+from slime_rl.config.evaluation import for_evaluation
 from slime_rl.config.model_folder import INDEX, TOKENIZER_FILES, check_model_files
 from slime_rl.config.notes import config_notes
 from slime_rl.data.rendering import load_tokenizer
@@ -127,7 +128,8 @@ def _checkpoint(config: Config) -> str | None:
 
 
 def _plugins(config: Config) -> str | None:
-    GroupRunner(config)
+    for whole in [config, *(for_evaluation(config, name) for name, _ in config.evaluation.datasets)]:
+        GroupRunner(whole)
     loaded = []
     for point, name in (
         (ROLLOUT_FUNCTIONS, rollout_function_name(config)),
@@ -149,8 +151,8 @@ def _plugins(config: Config) -> str | None:
 def _data(config: Config) -> str | None:
     if config.data.prompt_data is not None and config.needs_prompt_data:
         check_first_rows(config.data.prompt_data, config.data, "--prompt-data", PREFLIGHT_ROWS)
-    for _, path in config.evaluation.datasets:
-        check_first_rows(path, config.data, "--eval-prompt-data", PREFLIGHT_ROWS)
+    for name, path in config.evaluation.datasets:
+        check_first_rows(path, for_evaluation(config, name).data, "--eval-prompt-data", PREFLIGHT_ROWS)
     return f"the first {PREFLIGHT_ROWS} rows of each file"
 
 

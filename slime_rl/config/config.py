@@ -16,6 +16,7 @@ from slime_rl.config.algorithm import AlgorithmConfig
 from slime_rl.config.asynchrony import AsynchronyConfig
 from slime_rl.config.checks import check, check_data_files
 from slime_rl.config.cluster import ClusterConfig, ParallelConfig
+from slime_rl.config.evaluation import check_override_names, for_evaluation
 from slime_rl.config.flags import StrictParser, add_dataclass, build, split_passthrough
 from slime_rl.config.model import ModelConfig
 from slime_rl.config.rollout import BufferConfig, DataConfig, EvalConfig, RewardConfig, RolloutConfig, SamplingConfig
@@ -60,6 +61,9 @@ class Config:
         self._check_data()
         self._check_algorithm()
         self._check_asynchrony()
+        for name, _ in self.evaluation.datasets:
+            for_evaluation(self, name)  # raises where an override is wrong
+        check_override_names(self)
         check(
             self.train.samples_per_update >= self.data_parallel_size,
             "--train-num-workers",
@@ -107,6 +111,15 @@ class Config:
             check(
                 minimum <= samples, "--min-samples-per-group", f"must be <= --n-samples-per-prompt ({samples})", minimum
             )
+        if self.train.deterministic:
+            depends_on_time = {
+                "--rollout-ahead": self.rollout.rollout_ahead or None,
+                "--max-staleness": (options.max_staleness or None) if options.fully_async else None,
+                "--sample-deadline-s": options.sample_deadline_s,
+                "--over-sampling-batch-size": self.buffer.over_sampling_batch_size,
+            }
+            for name, value in depends_on_time.items():
+                check(value is None, name, "makes results depend on time, which --deterministic excludes", value)
         if options.fully_async:
             ahead, function = self.rollout.rollout_ahead, self.rollout.rollout_function_path
             check(ahead == 0, "--rollout-ahead", "must be 0 with --fully-async", ahead)
@@ -117,6 +130,11 @@ class Config:
                 "works step by step, so it cannot be chosen with --fully-async",
                 function,
             )
+
+    @property
+    def steps_ahead(self) -> int:
+        """Steps that generation may run ahead of training."""
+        return self.asynchrony.max_staleness if self.asynchrony.fully_async else self.rollout.rollout_ahead
 
     @property
     def data_parallel_size(self) -> int:

@@ -287,6 +287,14 @@ class EvalConfig:
     eval_top_p: float = 1.0
     """Nucleus sampling of evaluation."""
 
+    eval_top_k: int = -1
+    """Evaluation samples among the k likeliest tokens; -1 is all."""
+
+    eval_override: tuple[str, ...] = ()
+    """Settings of single sets as NAME:FLAG=VALUE, e.g. aime:eval-n-samples-per-prompt=16 aime:eval-temperature=0.6
+    aime:rm-type=math. FLAG is an --eval-* sampling flag, or --rm-type, --reward-function-path,
+    --generate-function-path, --input-key, --label-key, --metadata-key."""
+
     eval_max_response_len: int | None = None
     """Most tokens in an evaluation response; --max-response-len when not given."""
 
@@ -305,6 +313,8 @@ class EvalConfig:
             eval_n_samples_per_prompt=self.eval_n_samples_per_prompt,
             eval_max_response_len=self.eval_max_response_len,
         )
+        top_k = self.eval_top_k
+        check(top_k == -1 or top_k > 0, "--eval-top-k", "must be -1 or > 0", top_k)
         check_not_negative(eval_temperature=self.eval_temperature)
         check(0 < self.eval_top_p <= 1, "--eval-top-p", "must be in (0, 1]", self.eval_top_p)
         check(math.isfinite(self.eval_temperature), "--eval-temperature", "must be finite", self.eval_temperature)

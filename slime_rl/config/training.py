@@ -45,6 +45,10 @@ class TrainConfig:
     seed: int = 1234
     """Seed of data order, sampling and weights that are made anew."""
 
+    deterministic: bool = False
+    """Two runs with the same flags are equal bit for bit: a seed for every sample, fixed order and shapes. For
+    synchronous runs (or --max-staleness 0); slower, on CPU by far."""
+
     stop_at_eval_accuracy: float | None = None
     """End the run (with its last checkpoint and export) when the mean reward of the first evaluation set gets here."""
 

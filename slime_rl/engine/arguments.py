@@ -79,6 +79,12 @@ def sglang_arguments(
         arguments["max-total-tokens"] = engine.engine_max_total_tokens or CPU_KV_TOKENS
         # An idle engine must not burn a core, and there is no GPU to overlap with.
         switches += ["--sleep-on-idle", "--disable-overlap-schedule"]
+    if config.train.deterministic:
+        # Shapes of matrix products, and with them the last bits, must not depend on what else is running. On CUDA that
+        # is this mode's work; on CPU one request runs at a time and none starts from another's cache.
+        switches += ["--enable-deterministic-inference"] if device == "cuda" else ["--disable-radix-cache"]
+        if device == "cpu":
+            arguments["max-running-requests"] = 1
     pairs = [f"--{name}={value}" for name, value in arguments.items() if value is not None]
     return [*pairs, *dict.fromkeys(switches), *engine.sglang_args]
 

@@ -1,6 +1,6 @@
 """The program that becomes an SGLang server, or that asks the installed SGLang about arguments.
 
-    python -m slime_rl.engine.launch_engine serve cpu [sglang arguments]      a server on CPU
+    python -m slime_rl.engine.launch_engine serve cpu [sglang arguments]      a server on CPU; cpu-seeded: with seeds
     python -m slime_rl.engine.launch_engine check DEVICE [sglang arguments]   one JSON object about the arguments
 
 A server on CUDA is plain `sglang.launch_server`. This is the one place where the CPU's stand-ins come in.
@@ -38,7 +38,7 @@ def main() -> None:
     if action == "serve":
         from slime_rl.engine.cpu import launch
 
-        launch.serve(argv)
+        launch.serve(argv, seeded=device == "cpu-seeded")
         return
     if device == "cpu":
         from slime_rl.engine.cpu import stand_ins

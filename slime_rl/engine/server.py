@@ -92,7 +92,8 @@ class EngineServer:
     def _launch(self) -> None:
         device = engine_device(self.config.cluster.device)
         port = free_port(self.host)
-        program = ["sglang.launch_server"] if device == "cuda" else ["slime_rl.engine.launch_engine", "serve", "cpu"]
+        kind = "cpu-seeded" if self.config.train.deterministic else "cpu"
+        program = ["sglang.launch_server"] if device == "cuda" else ["slime_rl.engine.launch_engine", "serve", kind]
         arguments = sglang_arguments(self.config, self.index, device, self.host, port, self.base_gpu_id)
         self._process = SupervisedProcess(
             [sys.executable, "-m", *program, *arguments],

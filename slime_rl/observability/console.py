@@ -64,7 +64,7 @@ class Console:
             title=f"slime_rl · {config.run_dir}",
             num_steps=config.train.num_steps,
             start_step=start_step,
-            rollout_ahead=config.rollout.rollout_ahead,
+            rollout_ahead=config.steps_ahead,
         )
 
     def start(self, facts: Mapping[str, str]) -> None:

@@ -163,6 +163,9 @@ def _charts(charts: dict[str, Path]) -> str:
 
 def _advice(record: RunRecord) -> str:
     ahead = int(record.config.get("rollout", {}).get("rollout_ahead", 0))
+    asynchrony = record.config.get("asynchrony", {})
+    if asynchrony.get("fully_async"):
+        ahead = int(asynchrony["max_staleness"])
     found = advise(record.history(), rollout_ahead=ahead, run_phases_s=record.run_phases_s)
     cards = "".join(f"<div class='card advice'>{html.escape(advice.sentence)}</div>" for advice in found)
     return f"<h2>What limits this run</h2>{cards}" if found else ""

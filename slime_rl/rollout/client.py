@@ -16,6 +16,7 @@ import aiohttp
 import orjson
 
 from slime_rl.rollout.scope import SampleScope, current_scope
+from slime_rl.rollout.slots import Slots
 from slime_rl.rollout.versions import token_versions
 
 ABORT_TIMEOUT_S = 5.0  # an engine that takes longer to hear of an abort is gone; its requests end with the connection
@@ -51,7 +52,7 @@ class EngineClient:
         self.timeout_s = timeout_s
         self.num_retries = 0
         self.num_prompt_tokens, self.num_cached_tokens = 0, 0  # of all answered requests
-        self._slots = asyncio.Semaphore(max_in_flight)
+        self._slots = Slots(max_in_flight)
         self._workers: tuple[float, list[str]] = (-math.inf, [])  # when they were asked for, the engines' URLs
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)

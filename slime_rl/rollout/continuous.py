@@ -27,7 +27,7 @@ from typing import NamedTuple
 from slime_rl.config import Config
 from slime_rl.protocols import DataBuffer
 from slime_rl.rollout.group_loop import too_many_dropped
-from slime_rl.rollout.groups import GroupRunner
+from slime_rl.rollout.groups import GroupRunner, reset
 from slime_rl.rollout.in_flight import InFlight
 from slime_rl.rollout.runtime import current_runtime
 from slime_rl.types import Group, RolloutOutput
@@ -52,7 +52,7 @@ class ContinuousProduction:
         self.version = self.next_step = next_step
         self.runner = GroupRunner(config)
         self.flight = InFlight(self.runner, buffer, current_runtime().lengths)
-        self.flight.on_admit = self._remember
+        self.flight.on_admit, self.flight.wake_by_sample = self._remember, True
         self.generated: dict[int, Known] = {}  # by group_index; groups of before a resume are not here
         self.over_age: Counter[str] = Counter()
         self._dropped_before = self._dropped()
@@ -110,11 +110,21 @@ class ContinuousProduction:
             while True:
                 room = self._room()
                 if room > 0:
-                    self.flight.start(self.buffer.reserve(room), self.version)
+                    self.flight.start(self._fresh_enough(self.buffer.reserve(room)), self.version)
                 await self.flight.settle()
                 self._progress.set()
         finally:
             self._progress.set()
+
+    def _fresh_enough(self, groups: list[Group]) -> list[Group]:
+        """Partial groups whose tokens are over age already, as after a resume, begin again."""
+        for group in groups:
+            oldest = group.oldest_version
+            if oldest is not None and self._deadline(oldest) < self.next_step and self.options.over_age != "mask":
+                lost = reset(group.samples)
+                self.over_age += Counter(groups=1, tokens=lost)
+                self.runner.wasted_tokens += lost
+        return groups
 
     def _room(self) -> int:
         """Groups that may begin now."""

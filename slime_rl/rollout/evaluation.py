@@ -1,48 +1,51 @@
-"""Held-out prompts: generated with their own sampling settings, scored by the same reward, never trained on."""
+"""Held-out prompts: each set generated and scored with its own settings, never trained on.
+
+Production of training samples goes on meanwhile where it is asynchronous; both share the engines' slots.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from slime_rl.buffer.sources import check_prompt_lengths, read_prompts
 from slime_rl.config import Config
+from slime_rl.config.evaluation import for_evaluation
 from slime_rl.rollout.generate import eval_sampling_params
 from slime_rl.rollout.groups import GroupRunner
+from slime_rl.rollout.rewards.answers import final_answer, without_thinking
 from slime_rl.types import Group, Prompt, Sample, Status
 
+SOLVED = 1.0  # a reward from which on a response counts as right
+ATTEMPTS = 3  # to finish a sample that an engine gave back, as one that is restarted does
 
-class Evaluator:
-    """Reads every evaluation set once and scores it on demand."""
 
-    def __init__(self, config: Config, encode: Callable[[Prompt], list[int]]) -> None:
-        self.config = config
-        limit, policy = config.sampling.max_prompt_len, config.data.long_prompt
-        self.sets = {
-            name: check_prompt_lengths(read_prompts(path, config.data), encode, limit, policy)
-            for name, path in config.evaluation.datasets
-        }
+class EvaluationSet:
+    """The prompts of one set, with the Config that it is evaluated with."""
 
-    async def evaluate(self) -> tuple[dict[str, float], list[Sample]]:
-        """Metrics `eval/<set>/*` and the scored samples of all sets."""
-        metrics: dict[str, float] = {}
-        samples: list[Sample] = []
-        runner = GroupRunner(self.config)
-        for name, prompts in self.sets.items():
-            started = time.monotonic()
-            groups = [self._group(i, prompt) for i, prompt in enumerate(prompts)]
-            async with asyncio.TaskGroup() as tasks:
-                for group in groups:
-                    tasks.create_task(self._run(runner, group))
-            metrics |= {f"eval/{name}/{key}": value for key, value in summarise(groups).items()}
-            metrics[f"eval/{name}/seconds"] = time.monotonic() - started
-            samples += [sample for group in groups for sample in group.samples]
-        return metrics, samples
+    def __init__(self, config: Config, name: str, path: str, encode: Callable[[Prompt], list[int]]) -> None:
+        self.config = for_evaluation(config, name)
+        rows = read_prompts(path, self.config.data)
+        self.prompts = check_prompt_lengths(rows, encode, config.sampling.max_prompt_len, config.data.long_prompt)
+        self.runner = GroupRunner(self.config)
 
-    async def _run(self, runner: GroupRunner, group: Group) -> None:
-        await runner.generate_samples(group, eval_sampling_params(self.config))
-        await runner.score(group.samples)
+    async def evaluate(self) -> list[Group]:
+        """Every prompt with its scored samples, in order."""
+        groups = [self._group(i, prompt) for i, prompt in enumerate(self.prompts)]
+        async with asyncio.TaskGroup() as tasks:
+            for group in groups:
+                tasks.create_task(self._run(group))
+        return groups
+
+    async def _run(self, group: Group) -> None:
+        for _ in range(ATTEMPTS):
+            await self.runner.generate_samples(group, eval_sampling_params(self.config))
+            if all(sample.status.is_finished for sample in group.samples):
+                break
+        await self.runner.score(group.samples)
 
     def _group(self, index: int, prompt: Prompt) -> Group:
         n = self.config.evaluation.eval_n_samples_per_prompt
@@ -60,15 +63,59 @@ class Evaluator:
         return Group(group_index=index, source_index=prompt.source_index, epoch=0, samples=samples)
 
 
+class Evaluator:
+    """Reads every evaluation set once and scores it on demand."""
+
+    def __init__(self, config: Config, encode: Callable[[Prompt], list[int]]) -> None:
+        self.sets = {name: EvaluationSet(config, name, path, encode) for name, path in config.evaluation.datasets}
+
+    async def evaluate(self) -> tuple[dict[str, float], list[Sample]]:
+        """Metrics `eval/<set>/*` and the scored samples of all sets."""
+        metrics: dict[str, float] = {}
+        samples: list[Sample] = []
+        for name, one in self.sets.items():
+            started = time.monotonic()
+            groups = await one.evaluate()
+            metrics |= {f"eval/{name}/{key}": value for key, value in summarise(groups).items()}
+            metrics[f"eval/{name}/seconds"] = time.monotonic() - started
+            samples += [sample for group in groups for sample in group.samples]
+        return metrics, samples
+
+
 def summarise(groups: list[Group]) -> dict[str, float]:
-    """Accuracy (mean reward), pass@k (share of prompts with a sample of reward >= 1), lengths and truncation."""
+    """Accuracy (mean reward), pass@k, majority vote, lengths and truncation."""
     samples = [sample for group in groups for sample in group.samples]
     rewards = [sample.reward or 0.0 for sample in samples]
-    solved = [any((sample.reward or 0.0) >= 1.0 for sample in group.samples) for group in groups]
-    return {
+    solved = [sum((sample.reward or 0.0) >= SOLVED for sample in group.samples) for group in groups]
+    metrics = {
         "accuracy": sum(rewards) / len(rewards),
-        "pass_at_k": sum(solved) / len(solved),
+        "pass_at_k": sum(count > 0 for count in solved) / len(solved),
         "response_length_mean": sum(s.response_length for s in samples) / len(samples),
         "truncated_fraction": sum(s.status is Status.TRUNCATED for s in samples) / len(samples),
         "num_prompts": float(len(groups)),
     }
+    n = min(len(group.samples) for group in groups)
+    if n > 1:
+        metrics["majority"] = sum(majority(group.samples) for group in groups) / len(groups)
+        for k in (2**i for i in range(n.bit_length()) if 2**i <= n):
+            chances = [pass_at_k(len(g.samples), count, k) for g, count in zip(groups, solved, strict=True)]
+            metrics[f"pass_at_{k}"] = sum(chances) / len(chances)
+    return metrics
+
+
+def pass_at_k(n: int, num_right: int, k: int) -> float:
+    """Chance that k of n samples, drawn without replacement, hold a right one: 1 - C(n - c, k) / C(n, k).
+
+    Chen et al., "Evaluating Large Language Models Trained on Code", arXiv 2107.03374.
+    """
+    return 1.0 - math.comb(n - num_right, k) / math.comb(n, k)
+
+
+def majority(samples: list[Sample]) -> float:
+    """Share of right ones among the most frequent final answers: 1 or 0, and in between only when answers tie."""
+    answers = [final_answer(s.response) or without_thinking(s.response).strip() for s in samples]
+    votes = Counter(answers)
+    most = max(votes.values())
+    winners = [answer for answer, count in votes.items() if count == most]
+    right = {a for a, s in zip(answers, samples, strict=True) if (s.reward or 0.0) >= SOLVED}
+    return sum(answer in right for answer in winners) / len(winners)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 from slime_rl.config import Config
@@ -54,10 +55,19 @@ def train_sampling_params(config: Config) -> dict[str, Any]:
     return params
 
 
+def seeded(config: Config, sample: Sample, params: dict[str, Any]) -> dict[str, Any]:
+    """`params` for this sample: with a seed of its own when --deterministic is on."""
+    if not config.train.deterministic:
+        return params
+    digest = hashlib.blake2b(f"{config.train.seed} {sample.index}".encode(), digest_size=4).digest()
+    return {**params, "sampling_seed": int.from_bytes(digest, "little") >> 1}
+
+
 def eval_sampling_params(config: Config) -> dict[str, Any]:
     """The same for held-out prompts."""
     return train_sampling_params(config) | {
         "temperature": config.evaluation.eval_temperature,
         "top_p": config.evaluation.eval_top_p,
+        "top_k": config.evaluation.eval_top_k,
         "max_new_tokens": config.evaluation.eval_max_response_len or config.sampling.max_response_len,
     }

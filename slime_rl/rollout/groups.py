@@ -20,7 +20,7 @@ from slime_rl.config import Config
 from slime_rl.data.rendering import render_prompt
 from slime_rl.protocols import GenerateFunction, GroupFilter, RewardFunction, SampleFilter
 from slime_rl.rollout.agent.tools import row_tools
-from slime_rl.rollout.generate import GENERATE_FUNCTIONS
+from slime_rl.rollout.generate import GENERATE_FUNCTIONS, seeded
 from slime_rl.rollout.rewards import REWARDS
 from slime_rl.rollout.runtime import current_runtime
 from slime_rl.rollout.scope import SampleScope, use_scope
@@ -82,22 +82,13 @@ class GroupRunner:
         Samples that were interrupted come back as they are, or as ABORTED.
         """
         pending: list[tuple[Sample, asyncio.Task[Sample | list[Sample]] | None]] = []
-        async with asyncio.TaskGroup() as tasks:
-            prepare(self.config, group.samples)
-            for sample in group.samples:
-                left = sampling_params["max_new_tokens"] - sample.response_length
-                if not sample.status.is_finished and left <= 0:
-                    sample.status = Status.TRUNCATED
-                if sample.status.is_finished:
-                    pending.append((sample, None))
-                    continue
-                scope = SampleScope()
-                with use_scope(scope):
-                    params = {**sampling_params, "max_new_tokens": left}
-                    scope.task = tasks.create_task(self._generate_one(sample, params))
-                if on_start is not None:
-                    on_start(scope)
-                pending.append((sample, scope.task))
+        prepare(self.config, group.samples)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for sample in group.samples:
+                    pending.append((sample, self._begin(tasks, sample, sampling_params, on_start)))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None  # the first one ended the others; it is the one to tell
         produced: list[Sample] = []
         for sample, task in pending:
             if task is None or task.cancelled():
@@ -108,6 +99,23 @@ class GroupRunner:
         for sample in produced:
             _check_generated(self.config, sample)
         group.samples = produced
+
+    def _begin(
+        self, tasks: asyncio.TaskGroup, sample: Sample, sampling_params: dict[str, Any], on_start: OnStart | None
+    ) -> asyncio.Task[Sample | list[Sample]] | None:
+        """Start the rest of a sample in a scope of its own; None where nothing is left to do."""
+        left = sampling_params["max_new_tokens"] - sample.response_length
+        if not sample.status.is_finished and left <= 0:
+            sample.status = Status.TRUNCATED
+        if sample.status.is_finished:
+            return None
+        scope = SampleScope()
+        with use_scope(scope):
+            params = seeded(self.config, sample, {**sampling_params, "max_new_tokens": left})
+            scope.task = tasks.create_task(self._generate_one(sample, params))
+        if on_start is not None:
+            on_start(scope)
+        return scope.task
 
     def _leave_out_unfinished(self, group: Group) -> str | None:
         """Take late and failed samples out of the group where it can do without them; else say what it must do."""

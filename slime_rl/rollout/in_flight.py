@@ -55,6 +55,7 @@ class InFlight:
         self.flights: dict[asyncio.Task[str | None], Flight] = {}
         self.on_admit: Callable[[Group], None] = lambda group: None
         self.open_samples = 0  # of all groups: what may be at the engines now
+        self.wake_by_sample = False  # whether `settle` returns for samples too, whose slots may be filled again
         self.num_interrupted = 0
         self._params = train_sampling_params(runner.config)
         self._watch: asyncio.Task[None] | None = None
@@ -82,14 +83,18 @@ class InFlight:
             self._ensure_watch()
 
     async def settle(self, timeout_s: float | None = None) -> None:
-        """Wait until a sample or group has ended, or `wake`, and enter groups that have into the ledger.
+        """Wait until a group has ended (or a sample, with `wake_by_sample`), or `wake`; enter ended groups.
 
         Raises what a group's task raised.
         """
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._woken.wait()
+        if timeout_s is None:
+            await self._woken.wait()
+        else:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), timeout_s)
         self._woken.clear()
+        if self._watch is not None and self._watch.done():
+            self._watch.result()  # nothing else would tell of its failure
         while self._ended:
             task = self._ended.pop()
             self._enter(self.flights.pop(task), UNFINISHED if task.cancelled() else task.result())
@@ -105,7 +110,8 @@ class InFlight:
             closed = min(1, flight.open_samples)
             flight.open_samples -= closed
             self.open_samples -= closed
-            self._woken.set()
+            if self.wake_by_sample:
+                self._woken.set()
 
         assert scope.task is not None
         flight.scopes.append(scope)
@@ -185,6 +191,7 @@ class InFlight:
     def _ensure_watch(self) -> None:
         if self._watch is None or self._watch.done():
             self._watch = asyncio.create_task(self._keep_watch())
+            self._watch.add_done_callback(lambda _: self.wake())
 
     async def _keep_watch(self) -> None:
         """Runs while groups do."""

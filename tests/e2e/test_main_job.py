@@ -38,9 +38,12 @@ def test_grpo_run_leaves_everything_a_user_expects(quickstart_data: Path, tmp_pa
     assert model.config.model_type == "qwen3" and tokenizer.chat_template
 
 
-def test_one_step_off_trains_on_tokens_at_most_one_version_old(quickstart_data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", [["--rollout-ahead", "1"], ["--fully-async", "--max-staleness", "1"]])
+def test_generation_ahead_trains_on_tokens_at_most_one_version_old(
+    quickstart_data: Path, tmp_path: Path, mode: list[str]
+) -> None:
     run_dir = tmp_path / "run"
-    flags = [*base_flags(quickstart_data, run_dir), "--num-steps", "4", "--rollout-ahead", "1"]
+    flags = [*base_flags(quickstart_data, run_dir), "--num-steps", "4", *mode]
     result = run_train([*flags, "--off-policy-correction", "tis_token", "--num-updates-per-rollout", "2"])
     assert result.returncode == 0, result.stdout + result.stderr
     ages = [line["rollout/staleness_max"] for line in train_metrics(run_dir)]

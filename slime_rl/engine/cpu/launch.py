@@ -11,7 +11,7 @@ import importlib
 import multiprocessing
 import os
 
-from slime_rl.engine.cpu import imports, stand_ins
+from slime_rl.engine.cpu import imports, seeded_sampling, stand_ins
 
 # Imported before the fork, so that the children share the pages.
 SHARED_MODULES = (
@@ -21,8 +21,11 @@ SHARED_MODULES = (
 )
 
 
-def serve(argv: list[str]) -> None:
-    """Run the server with the arguments of `sglang.launch_server`; returns when it has shut down."""
+def serve(argv: list[str], *, seeded: bool) -> None:
+    """Run the server with the arguments of `sglang.launch_server`; returns when it has shut down.
+
+    With `seeded`, requests are sampled by their own `sampling_seed`.
+    """
     imports.keep_out_unused(_model_path(argv))
     stand_ins.install()
     multiprocessing.set_start_method("fork", force=True)
@@ -32,6 +35,8 @@ def serve(argv: list[str]) -> None:
     load_plugins()
     for name in SHARED_MODULES:
         importlib.import_module(name)
+    if seeded:
+        seeded_sampling.install()
     from sglang.launch_server import run_server
     from sglang.srt.server_args import prepare_server_args
     from sglang.srt.utils import kill_process_tree

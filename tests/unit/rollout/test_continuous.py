@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 
 from benchmarks.scripted_rollout import ScriptedRun, run_virtual, scripted_config
 from slime_rl.config import Config
+from slime_rl.rollout.client import EngineClient
+from slime_rl.rollout.generate import seeded
 from slime_rl.types import Group, Sample
 
 BATCH = 4
@@ -149,3 +152,52 @@ def test_an_error_can_drop_the_group_and_is_counted(tmp_path: Path) -> None:
     flags = ("--reward-function-path", "test_continuous:raising_reward", "--rollout-error", "drop")
     done = job(tmp_path, *flags, "--fully-async")
     assert done.buffer.counts()["dropped/error_ValueError"] == 1 and len(done.batches) == 12
+
+
+def short_responses(input_ids: list[int]) -> int:
+    return 5
+
+
+@pytest.mark.parametrize("flags", [("--rollout-ahead", "1"), ("--fully-async",), ("--sample-deadline-s", "5")])
+def test_deterministic_refuses_what_depends_on_time(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="depend on time, which --deterministic excludes"):
+        scripted_config(tmp_path, 5, *SIZES, "--deterministic", *flags)
+    scripted_config(tmp_path, 5, *SIZES, "--deterministic", "--fully-async", "--max-staleness", "0")
+
+
+def test_every_sample_has_its_own_seed_the_same_in_every_run(tmp_path: Path) -> None:
+    config = scripted_config(tmp_path, 5, *SIZES, "--deterministic")
+    samples = [Sample(index=i, group_index=i // 2, rollout_id=i, prompt="p") for i in range(100)]
+    seeds = [seeded(config, sample, {"top_p": 1.0})["sampling_seed"] for sample in samples]
+    assert len(set(seeds)) == 100 and seeds == [seeded(config, s, {})["sampling_seed"] for s in samples]
+    other = scripted_config(tmp_path, 5, *SIZES, "--deterministic", "--seed", "7")
+    assert seeds[0] != seeded(other, samples[0], {})["sampling_seed"]
+    assert seeded(scripted_config(tmp_path, 5, *SIZES), samples[0], {"top_p": 1.0}) == {"top_p": 1.0}
+
+
+@pytest.mark.parametrize("mode", [(), ("--rollout-ahead", "1"), ("--fully-async",)])
+def test_a_router_that_does_not_answer_ends_the_run_at_the_deadline(tmp_path: Path, mode: tuple[str, ...]) -> None:
+    """Real sockets and real time: a server that takes requests and says nothing, then one that is gone."""
+    config = scripted_config(tmp_path, 20, *SIZES, "--request-timeout-s", "0.5", *mode)
+
+    async def attempt(url: str) -> None:
+        run = ScriptedRun(config, short_responses)
+        await run.client.close()
+        run.client = EngineClient(url, max_in_flight=8, timeout_s=config.rollout.request_timeout_s)  # type: ignore[assignment]
+        await run.run()
+
+    async def go() -> None:
+        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(ConnectionError):
+                await reader.read()
+            writer.close()
+
+        server = await asyncio.start_server(silent, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        for url in (f"http://127.0.0.1:{port}", "http://127.0.0.1:9"):
+            async with asyncio.timeout(10):
+                with pytest.raises(TimeoutError, match=r"gave no answer within --request-timeout-s 0\.5"):
+                    await attempt(url)
+        server.close()
+
+    asyncio.run(go())

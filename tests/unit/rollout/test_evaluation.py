@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+from pathlib import Path
+
+import pytest
+from factories import make_config, write_prompts
+
+from benchmarks.scripted_rollout import CharTokenizer, ScriptedClient, run_virtual, scripted_config
+from slime_rl.buffer.ledger_buffer import LedgerBuffer
+from slime_rl.buffer.sources import FilePromptSource
+from slime_rl.config import Config
+from slime_rl.config.evaluation import for_evaluation
+from slime_rl.rollout.continuous import ContinuousProduction
+from slime_rl.rollout.evaluation import Evaluator, majority, pass_at_k
+from slime_rl.rollout.runtime import RolloutRuntime, use_runtime
+from slime_rl.types import Prompt, Sample
+
+
+@pytest.mark.parametrize(("n", "right", "k"), [(4, 0, 2), (4, 1, 2), (5, 3, 2), (6, 2, 4), (3, 3, 1)])
+def test_pass_at_k_is_the_share_of_draws_with_a_right_sample(n: int, right: int, k: int) -> None:
+    draws = list(itertools.combinations([i < right for i in range(n)], k))
+    assert pass_at_k(n, right, k) == pytest.approx(sum(any(draw) for draw in draws) / len(draws))
+    assert len(draws) == math.comb(n, k)
+
+
+def answered(*answers: str, right: str) -> list[Sample]:
+    samples = [Sample(index=i, group_index=0, rollout_id=i, prompt="p") for i in range(len(answers))]
+    for sample, answer in zip(samples, answers, strict=True):
+        sample.response, sample.reward = answer, float(right in answer)
+    return samples
+
+
+def test_the_majority_decides_by_final_answer() -> None:
+    assert majority(answered("so \\boxed{5}", "Answer: 5", "4", right="5")) == 1.0
+    assert majority(answered("4", "4", "5", right="5")) == 0.0
+    assert majority(answered("4", "5", right="5")) == 0.5
+
+
+def test_a_set_has_its_own_settings(tmp_path: Path) -> None:
+    write_prompts(tmp_path / "a.jsonl")
+    sets = ("--eval-prompt-data", "a", str(tmp_path / "a.jsonl"), "b", str(tmp_path / "a.jsonl"))
+    overrides = ("b:eval-n-samples-per-prompt=4", "b:eval-temperature=0.6", "b:rm-type=numeric", "b:label-key=none")
+    config = make_config(tmp_path, *sets, "--eval-override", *overrides)
+    own = for_evaluation(config, "b")
+    assert (own.evaluation.eval_n_samples_per_prompt, own.evaluation.eval_temperature) == (4, 0.6)
+    assert own.reward.rm_type == "numeric" and own.data.label_field is None
+    assert for_evaluation(config, "a") is config
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("b:eval-temperature=1", r"--eval-override must name a set of --eval-prompt-data \['a'\]"),
+        ("a", "takes NAME:FLAG=VALUE"),
+        ("a:lr=1", "takes one of --eval-n-samples-per-prompt"),
+        ("a:eval-n-samples-per-prompt=many", "takes int for --eval-n-samples-per-prompt"),
+        ("a:eval-n-samples-per-prompt=0", "--eval-n-samples-per-prompt must be > 0"),
+    ],
+)
+def test_bad_overrides_are_named(tmp_path: Path, override: str, message: str) -> None:
+    write_prompts(tmp_path / "a.jsonl")
+    with pytest.raises(ValueError, match=message):
+        make_config(tmp_path, "--eval-prompt-data", "a", str(tmp_path / "a.jsonl"), "--eval-override", override)
+
+
+async def first_half_right(config: Config, group: list[Sample]) -> list[float]:
+    return [float(i < len(group) / 2) for i in range(len(group))]
+
+
+def test_every_set_is_scored_by_its_own_reward_while_production_goes_on(tmp_path: Path) -> None:
+    write_prompts(tmp_path / "held.jsonl", 5)
+    sets = ("--eval-prompt-data", "plain", str(tmp_path / "held.jsonl"), "own", str(tmp_path / "held.jsonl"))
+    overrides = ("own:eval-n-samples-per-prompt=4", "own:reward-function-path=test_evaluation:first_half_right")
+    sizes = ("--rollout-batch-size", "2", "--n-samples-per-prompt", "2", "--num-steps", "9", "--max-staleness", "8")
+    config = scripted_config(tmp_path, 50, *sizes, "--fully-async", *sets, "--eval-override", *overrides)
+
+    def encode(prompt: Prompt) -> list[int]:
+        return [ord(character) for character in str(prompt.prompt)]
+
+    async def go() -> tuple[dict[str, float], int, int]:
+        client = ScriptedClient(lambda ids: 50, slots=256)
+        buffer = LedgerBuffer(config, FilePromptSource(config))
+        async with client:
+            with use_runtime(RolloutRuntime(client=client, tokenizer=CharTokenizer())):
+                production = ContinuousProduction(config, buffer, 0)
+                before = len(buffer)
+                metrics, samples = await Evaluator(config, encode).evaluate()
+                await asyncio.sleep(1)
+                await production.close()
+        assert len(samples) == 5 + 20
+        return metrics, before, len(buffer)
+
+    metrics, before, after = run_virtual(go())
+    assert before == 0 and after == 18  # all that --max-staleness allows
+    assert metrics["eval/plain/num_prompts"] == 5 and "eval/plain/majority" not in metrics
+    assert metrics["eval/own/accuracy"] == 0.5 and metrics["eval/own/pass_at_1"] == 0.5
+    assert metrics["eval/own/pass_at_2"] == pytest.approx(5 / 6) and metrics["eval/own/pass_at_4"] == 1.0
