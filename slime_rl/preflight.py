@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from slime_rl.algorithms.registry import ADVANTAGES, OFF_POLICY, POLICY_LOSSES
-from slime_rl.buffer.dumps import check_dumped_steps
+from slime_rl.buffer.dumps import check_dump_folder, check_dumped_steps
 from slime_rl.buffer.policies import BUFFER_FILTERS, BUFFERS, CURRICULA, PROMPT_SOURCES
 from slime_rl.buffer.sources import check_first_rows, read_prompts
 from slime_rl.cluster.checkpoint import read_meta
@@ -124,6 +124,7 @@ def _checkpoint(config: Config) -> str | None:
         start = 0 if config.checkpoint.finetune else read_meta(folder).step
         said = f"{folder}: {'its weights' if config.checkpoint.finetune else f'{start} finished steps'}"
     check_dumped_steps(config, start)
+    check_dump_folder(config)
     return said
 
 

@@ -94,6 +94,8 @@ def summary_lines(run: Path, checkpoint: Path | None, state: dict[str, Any] | No
     lines += [f"    dropped for {reason}: {count}" for reason, count in sorted(saved["drop_reasons"].items())]
     lines += [f"  step {step} has taken groups {groups}" for step, groups in saved["admitted"]]
     lines.append(f"  last committed step {saved['last_committed_step']}, next group {saved['next_group_index']}")
+    if state["replay"]["entries"] or state["replay"]["replayed"]:
+        lines.append(f"  replayed {state['replay']['replayed']}, kept for replay {len(state['replay']['entries'])}")
     source = state["source"]
     if {"epoch", "position", "dataset"} <= source.keys():
         names = ", ".join(entry["name"] for entry in source["dataset"])

@@ -73,13 +73,26 @@ def open_dumps(config: Config) -> RolloutDumps | None:
     """
     if config.rollout.dump_rollouts is None:
         return None
+    check_dump_folder(config)
     dumps = RolloutDumps(Path(config.rollout.dump_rollouts))
-    if (config.checkpoint.load is None or config.checkpoint.finetune) and dumps.steps():
-        if not config.logging.overwrite:
-            there = _steps_there(dumps.folder, dumps.steps())
-            raise ValueError(f"--dump-rollouts: {there}; choose another folder, or add --overwrite")
+    if not _continues(config):
         dumps.remove_from(0)
     return dumps
+
+
+def check_dump_folder(config: Config) -> None:
+    """Raise ValueError when --dump-rollouts would overwrite another run's dumps unasked."""
+    folder = config.rollout.dump_rollouts
+    if folder is None or config.logging.overwrite or _continues(config):
+        return
+    if steps := RolloutDumps(Path(folder)).steps():
+        there = _steps_there(Path(folder), steps)
+        raise ValueError(f"--dump-rollouts: {there}; choose another folder, or add --overwrite")
+
+
+def _continues(config: Config) -> bool:
+    """Whether the run goes on with the steps of a checkpoint."""
+    return config.checkpoint.load is not None and not config.checkpoint.finetune
 
 
 def check_dumped_steps(config: Config, first_step: int) -> None:

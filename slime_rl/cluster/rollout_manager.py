@@ -160,6 +160,8 @@ class RolloutManager:
             metrics["rollout/cached_prompt_tokens_fraction"] = client.num_cached_tokens / client.num_prompt_tokens
         if self.log_function is not None:
             metrics |= extra_metrics(self.log_function, self.config, step, samples)
+        if self.config.buffer.offload_buffer:
+            self.buffer.offload()
         seconds = metrics.get("rollout/seconds", 0.0)
         if seconds > 0:
             metrics["rollout/tokens_per_s"] = sum(s.response_length for s in samples) / seconds
@@ -167,6 +169,8 @@ class RolloutManager:
 
     async def commit(self, step: int) -> None:
         self.buffer.commit(step)
+        if self.config.buffer.offload_buffer:
+            self.buffer.onload()
 
     async def evaluate(self) -> tuple[dict[str, float], list[Sample]]:
         """Metrics of every evaluation set and a few scored samples."""

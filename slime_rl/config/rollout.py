@@ -178,6 +178,9 @@ class BufferConfig:
     buffer_spill_dir: str | None = None
     """Folder for groups over --buffer-memory-bytes and for offloaded ones; RUN_DIR/buffer_spill when not given."""
 
+    offload_buffer: bool = False
+    """Move waiting groups to --buffer-spill-dir while the trainer works, so that it can have their host memory."""
+
     over_sampling_batch_size: int | None = None
     """Prompts asked for at once when a filter drops some; --rollout-batch-size when not given."""
 
