@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.serialization import get_default_load_sharded_strategy
 from megatron.core.dist_checkpointing.strategies.fully_parallel import (
     FullyParallelLoadStrategyWrapper,
@@ -94,7 +95,11 @@ def load_weights(state: TrainState, path: Path) -> None:
     Raises:
         ValueError: the folder holds no checkpoint, or one of another model.
     """
-    models = {_model_key(state, i): _sharded_model(state, model) for i, model in enumerate(state.models)}
+    models = {
+        # Without _extra_state, which is of Transformer Engine and not in a converted checkpoint.
+        _model_key(state, i): {k: v for k, v in _sharded_model(state, m).items() if not isinstance(v, ShardedObject)}
+        for i, m in enumerate(state.models)
+    }
     content = _load(state, models, path)
     for i, model in enumerate(state.models):
         unwrap(model).load_state_dict(content[_model_key(state, i)], strict=False)  # not strict: no _extra_state here
