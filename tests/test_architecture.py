@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -195,3 +196,9 @@ def test_state_that_changes_does_not_live_in_modules() -> None:
         tree = parse(path)
         wrong += [where(path, node) for node in ast.walk(tree) if isinstance(node, ast.Global)]
     assert wrong == []
+
+
+def test_names_of_test_files_are_unique() -> None:
+    """pytest imports them by their base name: of two that share one, the second cannot be collected."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
