@@ -21,4 +21,30 @@ def config_notes(config: Config) -> list[str]:
             "--n-samples-per-prompt 1 gives grpo no group to compare with: every advantage is 0; ask for more samples, "
             "or another --advantage-estimator"
         )
+    return notes + _asynchrony_notes(config)
+
+
+def _asynchrony_notes(config: Config) -> list[str]:
+    options, notes = config.asynchrony, []
+    if not options.fully_async and (options.max_staleness != 1 or options.over_age != "requeue"):
+        notes.append("--max-staleness and --over-age do nothing without --fully-async")
+    interrupts = (
+        options.fully_async
+        or options.sample_deadline_s is not None
+        or config.buffer.over_sampling_batch_size is not None
+    )
+    if options.partial_rollout and not interrupts:
+        notes.append(
+            "--partial-rollout does nothing where no sample is interrupted: --over-sampling-batch-size, "
+            "--sample-deadline-s and --fully-async interrupt some"
+        )
+    if options.min_samples_per_group is not None and options.sample_deadline_s is None:
+        notes.append(
+            "--min-samples-per-group without --sample-deadline-s only lets groups train without failed samples"
+        )
+    corrected = config.algorithm.off_policy_correction != "none" or config.algorithm.policy_loss == "decoupled_ppo"
+    if config.steps_ahead > 0 and config.train.loss == "policy" and not corrected:
+        notes.append(
+            "tokens of older weights are trained on as if they were new; --off-policy-correction tis_token weighs them"
+        )
     return notes

@@ -18,3 +18,16 @@ def test_a_run_without_checkpoints_and_a_group_of_one_are_noted(tmp_path: Path) 
     notes = config_notes(make_config(tmp_path, "--n-samples-per-prompt", "1"))
     assert ["--save-interval" in note for note in notes] == [True, False]
     assert "every advantage is 0" in notes[1]
+
+
+def test_settings_of_asynchrony_that_do_nothing_are_noted(tmp_path: Path) -> None:
+    def notes(*flags: str) -> str:
+        return " ".join(config_notes(make_config(tmp_path, "--save-interval", "5", *flags)))
+
+    assert "do nothing without --fully-async" in notes("--max-staleness", "4")
+    assert "--partial-rollout does nothing" in notes("--partial-rollout")
+    assert "--min-samples-per-group without" in notes("--min-samples-per-group", "2")
+    assert "--off-policy-correction tis_token" in notes("--fully-async")
+    assert "--off-policy-correction tis_token" in notes("--rollout-ahead", "1")
+    assert notes("--fully-async", "--off-policy-correction", "tis_token", "--partial-rollout") == ""
+    assert notes("--fully-async", "--policy-loss", "decoupled_ppo") == ""
