@@ -11,7 +11,7 @@ import importlib
 import multiprocessing
 import os
 
-from slime_rl.engine.cpu import imports, seeded_sampling, stand_ins
+from slime_rl.engine.cpu import imports, stand_ins
 
 # Imported before the fork, so that the children share the pages.
 SHARED_MODULES = (
@@ -36,6 +36,8 @@ def serve(argv: list[str], *, seeded: bool) -> None:
     for name in SHARED_MODULES:
         importlib.import_module(name)
     if seeded:
+        from slime_rl.engine.cpu import seeded_sampling
+
         seeded_sampling.install()
     from sglang.launch_server import run_server
     from sglang.srt.server_args import prepare_server_args
