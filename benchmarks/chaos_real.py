@@ -48,8 +48,11 @@ def kill_real_runs(num_kills: int, rng: random.Random) -> tuple[int, int, int]:
         process = start(flags, folder)
         if process.wait(MOST_S) != 0:
             raise ValueError(f"the last real run failed:\n{(folder / 'log').read_text()[-2000:]}")
-        lost, twice = faults(flags, RolloutDumps(folder / "rollouts"), steps)
-    print(f"real run of {steps} steps: {num_kills} kills, lost {lost}, twice {twice}", flush=True)
+        lost, twice, same = faults(flags, RolloutDumps(folder / "rollouts"), steps)
+    print(
+        f"real run of {steps} steps: {num_kills} kills, lost {lost}, twice {twice}, same prompts in each step: {same}",
+        flush=True,
+    )
     return num_kills, lost, twice
 
 
@@ -109,11 +112,12 @@ def find(family: list[psutil.Process], title: str) -> int:
     raise ValueError(f"no process {title!r} among {seen}")
 
 
-def faults(flags: list[str], dumps: RolloutDumps, steps: int) -> tuple[int, int]:
-    """(prompts of the run's first `steps` steps that did not train, trainings beyond the first)."""
+def faults(flags: list[str], dumps: RolloutDumps, steps: int) -> tuple[int, int, bool]:
+    """(prompts of the run that did not train, trainings beyond the first, whether each step had the prompts it has in a
+    run that nobody kills: the next ones in order)."""
     source = FilePromptSource(parse_config(flags))
-    expected = {(epoch, prompt.source_index) for epoch, prompt in source.next_prompts(steps * BATCH)}
-    counts: Counter[tuple[int, int]] = Counter()
-    for step in range(steps):
-        counts.update((group.epoch, group.source_index) for group in dumps.read(step))
-    return len(expected - counts.keys()), sum(count - 1 for count in counts.values())
+    order = [(epoch, prompt.source_index) for epoch, prompt in source.next_prompts(steps * BATCH)]
+    trained = [[(group.epoch, group.source_index) for group in dumps.read(step)] for step in range(steps)]
+    same = all(prompts == order[BATCH * step : BATCH * (step + 1)] for step, prompts in enumerate(trained))
+    counts = Counter(prompt for prompts in trained for prompt in prompts)
+    return len(set(order) - counts.keys()), sum(count - 1 for count in counts.values()), same

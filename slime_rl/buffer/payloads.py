@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from slime_rl.buffer.packed import PackedGroups
 from slime_rl.types import Group
@@ -231,4 +231,22 @@ def _claim(folder: Path) -> IO[str]:
 
 
 def _object_bytes(group: Group) -> int:
-    return sum(_BYTES_PER_SAMPLE + _BYTES_PER_TOKEN * len(s.tokens) + len(s.response) for s in group.samples)
+    """Estimate of the memory of a group; what its samples share, such as the bytes of an image, counts once."""
+    seen: set[int] = set()
+    tokens = sum(len(sample.tokens) for sample in group.samples)
+    other = sum(
+        len(sample.response) + _bytes_of(sample.prompt, seen) + _bytes_of(sample.metadata, seen)
+        for sample in group.samples
+    )
+    return _BYTES_PER_SAMPLE * len(group.samples) + _BYTES_PER_TOKEN * tokens + other
+
+
+def _bytes_of(value: Any, seen: set[int]) -> int:
+    if isinstance(value, dict):
+        return sum(_bytes_of(key, seen) + _bytes_of(item, seen) for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return sum(_bytes_of(item, seen) for item in value)
+    if id(value) in seen:
+        return 0
+    seen.add(id(value))
+    return len(value) if isinstance(value, (str, bytes, bytearray)) else int(getattr(value, "nbytes", 32))

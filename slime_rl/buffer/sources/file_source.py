@@ -53,6 +53,7 @@ class FilePromptSource:
         limit = None if self.curriculum is not None or config.data.check_rows == 0 else config.data.check_rows
         self._rows[: len(self.table) if limit is None else limit] = _Row.BAD
         self._rows[self.table.good_rows(limit)] = _Row.GOOD
+        self._num_bad, self._num_long = int((self._rows == _Row.BAD).sum()), 0
         self._epoch, self._position = 0, 0
         self._order = self._order_of(0)
 
@@ -71,10 +72,11 @@ class FilePromptSource:
             if found is not None:
                 problem = found
                 self._rows[index] = _Row.LONG
-        if num_long := int((self._rows == _Row.LONG).sum()):
-            if num_long == len(good):
-                raise ValueError(f"--long-prompt skip leaves no prompt at all; the last one: {problem}")
-            log.warning("--prompt-data: left out %d of %d prompts; the last one: %s", num_long, len(good), problem)
+                self._num_long += 1
+        if self._num_long == len(good):
+            raise ValueError(f"--long-prompt skip leaves no prompt at all; the last one: {problem}")
+        if self._num_long:
+            log.warning("--prompt-data: left out %d of %d prompts; the last: %s", self._num_long, len(good), problem)
 
     def next_prompts(self, num_prompts: int) -> list[tuple[int, Prompt]]:
         """The next prompts as (epoch, prompt), going on to the next epoch when one ends.
@@ -109,7 +111,7 @@ class FilePromptSource:
 
     def skipped_rows(self) -> dict[str, int]:
         """Rows that are passed over, as far as they have been seen, by reason."""
-        return {row.name.lower(): int((self._rows == row).sum()) for row in (_Row.BAD, _Row.LONG)}
+        return {"bad": self._num_bad, "long": self._num_long}
 
     def _read(self, row: int) -> Prompt | None:
         """The prompt of a row, or None where it must be passed over."""
@@ -122,12 +124,14 @@ class FilePromptSource:
                 raise ValueError(f"{error} ({SKIP_HINT})") from error
             log.warning("--prompt-data: left out a bad row: %s", error)
             self._rows[row] = _Row.BAD
+            self._num_bad += 1
             return None
         if self._rows[row] == _Row.UNSEEN:
             problem = self._length_problem(prompt)
             self._rows[row] = _Row.GOOD if problem is None else _Row.LONG
             if problem is not None:
                 log.warning("--prompt-data: left out a long prompt: %s", problem)
+                self._num_long += 1
                 return None
         return prompt
 

@@ -95,7 +95,7 @@ def test_a_dataset_that_turns_out_to_have_no_usable_row_is_an_error_not_a_hang(t
     first_good = write_rows(tmp_path / "q.jsonl", ["x" * 20, "y" * 20])
     source = make_source(tmp_path, first_good, "--long-prompt", "skip", "--max-prompt-len", "10", "--check-rows", "1")
     source._encode = lambda prompt: list(prompt.prompt)
-    source._rows[:] = 0
+    source._rows[:] = 0  # as if the check had been of other rows
     with pytest.raises(ValueError, match=r"none of 2 rows can be used: \{'bad': 0, 'long': 2\}"):
         source.next_prompts(1)
 

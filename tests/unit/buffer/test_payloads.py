@@ -161,3 +161,18 @@ def test_two_runs_cannot_share_a_spill_folder_and_left_overs_are_cleared(tmp_pat
 def test_the_ledger_buffer_keeps_the_contract_with_most_groups_spilled() -> None:
     results = check_buffer("ledger", "--buffer-memory-bytes", "4000")
     assert results == dict.fromkeys(results)
+
+
+def test_images_of_a_prompt_count_once_against_the_budget_and_go_to_disk(tmp_path: Path) -> None:
+    store = PayloadStore(1_000_000, tmp_path)
+    groups = [make_group(i) for i in range(4)]
+    for number, group in enumerate(groups):
+        image = bytes([number]) * 400_000
+        for sample in group.samples:
+            sample.metadata = {"images": [image]}
+        before = store.memory_bytes
+        store.put(group)
+        if number == 0:
+            assert 400_000 < store.memory_bytes - before < 420_000
+    assert store.spilled_bytes > 0 and store.memory_bytes < 1_000_000
+    assert store.get_many(range(4)) == groups
