@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Literal
 
 Message = dict[str, Any]  # a chat message as in the OpenAI API: role, content, tool_calls, tool_call_id, …
@@ -24,7 +25,7 @@ class ChatTemplate:
         self.tokenizer = tokenizer
         self.tools = list(tools) if tools else None
         self.options = options or {}
-        self.arguments: Arguments = self._probe()
+        self.arguments: Arguments = arguments_form(tokenizer, tokenizer.chat_template)
 
     def text(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
         """The conversation as text.
@@ -42,20 +43,6 @@ class ChatTemplate:
             messages, tools=self.tools, add_generation_prompt=add_generation_prompt, tokenize=False, **self.options
         )
 
-    def _probe(self) -> Arguments:
-        mark = f"M{secrets.token_hex(8)}"
-        for kind, arguments in (("object", {"a": mark}), ("string", json.dumps({"a": mark}))):
-            function = {"name": "f", "arguments": arguments}
-            call = {"id": "call00000", "type": "function", "function": function}
-            assistant = {"role": "assistant", "content": "", "tool_calls": [call]}
-            try:
-                text = self._render([{"role": "user", "content": "u"}, assistant], False)
-            except Exception:
-                continue
-            if mark in text and f"'a': '{mark}" not in text:  # a Python dict printed is not what the model knows
-                return kind  # type: ignore[return-value]
-        return "none"
-
     def adapted(self, message: Message) -> Message:
         """Tool-call arguments in the form that the template takes; other messages as they are."""
         calls = message.get("tool_calls")
@@ -71,6 +58,23 @@ class ChatTemplate:
                 function["arguments"] = _parsed(arguments)
             adapted.append({**call, "function": function})
         return {**message, "tool_calls": adapted}
+
+
+@lru_cache(maxsize=4)
+def arguments_form(tokenizer: Any, chat_template: Any) -> Arguments:
+    """How a template takes the arguments of a tool call, by rendering one; `chat_template` is for the cache's key."""
+    mark = f"M{secrets.token_hex(8)}"
+    forms: tuple[tuple[Arguments, Any], ...] = (("object", {"a": mark}), ("string", json.dumps({"a": mark})))
+    for form, arguments in forms:
+        call = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        assistant = {"role": "assistant", "content": "", "tool_calls": [call]}
+        try:
+            text = tokenizer.apply_chat_template([{"role": "user", "content": "u"}, assistant], tokenize=False)
+        except Exception:  # templates raise their own kinds of errors; the next form may suit
+            continue
+        if mark in text and f"'a': '{mark}" not in text:  # a Python dict printed is not what the model knows
+            return form
+    return "none"
 
 
 def _parsed(arguments: str) -> Any:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from slime_rl.data.rendering import render_prompt
@@ -35,8 +36,7 @@ class TurnRenderer:
     ) -> None:
         self.tokenizer = tokenizer
         self.template = ChatTemplate(tokenizer, tools, template_options)
-        special = special_tokens(tokenizer)
-        self.special_ids, self._special_texts = frozenset(special), tuple(special.values())
+        self.special_ids, self._special_texts = special_tokens(tokenizer)
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """Ids `[P]` of the whole conversation with the prompt for the assistant's next turn.
@@ -101,11 +101,13 @@ class TurnRenderer:
         return {"role": "assistant", "content": "", "tool_calls": marked}
 
 
-def special_tokens(tokenizer: Any) -> dict[int, str]:
-    """Text of every token that the tokenizer marks as special, by id."""
+@lru_cache(maxsize=4)
+def special_tokens(tokenizer: Any) -> tuple[frozenset[int], tuple[str, ...]]:
+    """Ids and texts of the tokens that the tokenizer marks as special."""
     added = {i: token.content for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     named = zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
-    return {**dict(named), **added}
+    special = {**dict(named), **added}
+    return frozenset(special), tuple(special.values())
 
 
 def _common_prefix(a: str, b: str) -> str:

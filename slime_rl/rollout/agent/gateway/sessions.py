@@ -86,7 +86,9 @@ class Session:
             raise GatewayError(409, "this session is finished")
         self.num_calls += 1
         tools_key = json.dumps(tools or [], sort_keys=True)
-        renderer = self._renderers.setdefault(tools_key, TurnRenderer(current_runtime().tokenizer, tools))
+        if tools_key not in self._renderers:
+            self._renderers[tools_key] = TurnRenderer(current_runtime().tokenizer, tools)
+        renderer = self._renderers[tools_key]
         keys = tuple(message_key(message) for message in messages)
         parent = self._longest_beginning(keys, tools_key)
         try:
