@@ -38,6 +38,7 @@ class Flight:
     group: Group
     version: int  # no token of this attempt or of earlier ones that were kept is older
     originals: list[Sample]  # as reserved; a generate function may put others in their place
+    attempts: int  # of the group before this one
     open_samples: int  # not finished yet
     scopes: list[SampleScope] = field(default_factory=list)
     fate: Fate = "keep"  # what becomes of it when it ends unfinished
@@ -74,7 +75,7 @@ class InFlight:
             oldest = group.oldest_version
             version_of_oldest = version if oldest is None else min(oldest, version)
             unfinished = sum(not sample.status.is_finished for sample in group.samples)
-            flight = Flight(group, version_of_oldest, list(group.samples), unfinished)
+            flight = Flight(group, version_of_oldest, list(group.samples), group.attempts, unfinished)
             self.open_samples += unfinished
             task = asyncio.create_task(self.runner.run(group, self._params, partial(self._follow, flight)))
             task.add_done_callback(self._end)
@@ -138,7 +139,7 @@ class InFlight:
         group = flight.group
         self.num_interrupted += 1
         if flight.surplus:
-            group.attempts -= 1
+            group.attempts = flight.attempts
         exhausted = not flight.surplus and group.attempts >= self.options.max_group_attempts
         if flight.fate == "drop" or exhausted:
             self.runner.wasted_tokens += sum(sample.response_length for sample in group.samples)
