@@ -139,7 +139,7 @@ def scripted_config(folder: Path, num_prompts: int, *flags: str) -> Config:
     return parse_config(
         [
             *("--hf-checkpoint", str(folder), "--prompt-data", str(folder / "prompts.jsonl"), "--no-shuffle"),
-            *("--run-dir", str(folder / "run"), "--no-apply-chat-template"),
+            *("--run-dir", str(folder / "run"), "--no-apply-chat-template", "--group-timeout-s", "1e9"),
             *("--reward-function-path", "benchmarks.scripted_rollout:scripted_reward", *flags),
         ]
     )

@@ -33,8 +33,8 @@ class AsynchronyConfig:
     """Leave tokens of a continued sample out of the loss whose weights are older than those that finished it."""
 
     sample_deadline_s: float | None = None
-    """Longest time for one sample from its first request on; then it is aborted, and --min-samples-per-group says what
-    its group does."""
+    """Longest time for one sample, waiting for an engine left out; then it is aborted, and --min-samples-per-group says
+    what its group does."""
 
     min_samples_per_group: int | None = None
     """A group trains without its late or failed samples when at least this many are finished; when not given, it needs

@@ -110,6 +110,10 @@ class RolloutConfig:
     request_timeout_s: float = 600.0
     """Longest time for one generation request, retries included."""
 
+    group_timeout_s: float = 3600.0
+    """Longest time for one group, generation and reward of all its samples together; whatever hangs in it is an error
+    then (see --rollout-error)."""
+
     rollout_error: Literal["stop", "drop"] = "stop"
     """When generate or reward raises: stop the run with that traceback, or drop the group and count it."""
 
@@ -134,7 +138,11 @@ class RolloutConfig:
             check(load != self.dump_rollouts, "--dump-rollouts", "must be another folder than --load-rollouts", load)
         else:
             check(function != "dumped", "--rollout-function-path", "needs --load-rollouts to be dumped", function)
-        check_positive(rollout_concurrency=self.rollout_concurrency, request_timeout_s=self.request_timeout_s)
+        check_positive(
+            rollout_concurrency=self.rollout_concurrency,
+            request_timeout_s=self.request_timeout_s,
+            group_timeout_s=self.group_timeout_s,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,13 +79,16 @@ class EngineClient:
             TimeoutError: no answer within `timeout_s`, retries included; names the last failure.
         """
         scope = current_scope()
+        if scope is not None:
+            scope.queued += 1
         async with self._slots:
             if scope is None:
                 return await self._generate(uuid.uuid4().hex, input_ids, sampling_params, routing_key)
+            scope.queued -= 1
             if scope.interrupted:
                 return NOTHING
-            if scope.started_at is None:
-                scope.started_at = asyncio.get_running_loop().time()
+            if not scope.has_sent:
+                scope.has_sent, scope.started_at = True, asyncio.get_running_loop().time()
             return await self._generate_in(scope, input_ids, sampling_params, routing_key)
 
     async def _generate_in(

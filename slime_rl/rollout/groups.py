@@ -7,11 +7,12 @@ Group (reserved) ──► prompt tokens ──► generate each sample ──�
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import math
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from slime_rl.buffer.filters import filter_samples
@@ -59,11 +60,12 @@ class GroupRunner:
         """
         group.attempts += 1
         try:
-            await self.generate_samples(group, sampling_params, on_start)
-            verdict = self._leave_out_unfinished(group)
-            if verdict is not None:
-                return verdict
-            await self.score(group.samples)
+            async with self._bounded(group):
+                await self.generate_samples(group, sampling_params, on_start)
+                verdict = self._leave_out_unfinished(group)
+                if verdict is not None:
+                    return verdict
+                await self.score(group.samples)
         except Exception as error:
             if self.config.rollout.rollout_error == "stop":
                 raise
@@ -73,6 +75,24 @@ class GroupRunner:
             reason, tokens = filter_samples(self.config, self.sample_filter, group)
             self.wasted_tokens += tokens
         return reason
+
+    @contextlib.asynccontextmanager
+    async def _bounded(self, group: Group) -> AsyncIterator[None]:
+        """End the block after --group-timeout-s with a TimeoutError that says so."""
+        limit_s = self.config.rollout.group_timeout_s
+        bound = asyncio.timeout(limit_s)
+        try:
+            async with bound:
+                yield
+        except TimeoutError as error:
+            if not bound.expired():
+                raise
+            finished = sum(sample.status.is_finished for sample in group.samples)
+            raise TimeoutError(
+                f"group {group.group_index} was not generated and scored within --group-timeout-s {limit_s:g}: "
+                f"{finished} of {len(group.samples)} samples are finished; a generate or reward function hangs, or the "
+                "engines are too slow"
+            ) from error
 
     async def generate_samples(
         self, group: Group, sampling_params: dict[str, Any], on_start: OnStart | None = None

@@ -207,9 +207,10 @@ class InFlight:
         """Interrupt late samples; cancel what was interrupted and has not ended in time."""
         deadline_s = self.options.sample_deadline_s
         for scope in flight.scopes:
-            started = scope.started_at
-            if deadline_s is not None and started is not None and scope.is_running and now > started + deadline_s:
-                scope.interrupt(now)
+            if deadline_s is not None and scope.is_running and not scope.queued:
+                scope.started_at = now if scope.started_at is None else scope.started_at
+                if now > scope.started_at + deadline_s:
+                    scope.interrupt(now)
             if scope.interrupted_at is not None and now > scope.interrupted_at + GRACE_S and scope.task is not None:
                 scope.task.cancel()
         if flight.interrupted_at is not None and now > flight.interrupted_at + 2 * GRACE_S:

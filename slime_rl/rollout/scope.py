@@ -22,7 +22,9 @@ class SampleScope:
 
     task: asyncio.Task[Any] | None = None  # runs the generate function
     requests: set[str] = field(default_factory=set)  # ids that are at an engine now
-    started_at: float | None = None  # when its first request was sent
+    started_at: float | None = None  # when it began; once a request was sent, when that was
+    has_sent: bool = False
+    queued: int = 0  # requests that wait for a free slot at the engines
     interrupted_at: float | None = None
 
     @property

@@ -159,6 +159,24 @@ def test_a_generate_function_that_hangs_is_cancelled(tmp_path: Path) -> None:
     assert steps.seconds[0] < GRACE_S + 2
 
 
+@pytest.mark.parametrize(
+    "function",
+    ["--generate-function-path=test_interruption:deaf", "--reward-function-path=test_interruption:slow_judge"],
+)
+def test_what_hangs_is_an_error_after_the_groups_time(tmp_path: Path, function: str) -> None:
+    with pytest.raises(TimeoutError, match=r"group \d was not generated and scored within --group-timeout-s 40"):
+        Steps(tmp_path, function, "--group-timeout-s", "40", length_of=lambda ids: 20).run(1)
+    steps = Steps(tmp_path, function, "--group-timeout-s", "40", "--rollout-error", "drop", length_of=lambda ids: 20)
+    assert steps.run(1).buffer.counts()["dropped/error_TimeoutError"] == 1 and steps.seconds[0] < 65
+
+
+def test_a_tool_that_hangs_before_any_request_is_late_too(tmp_path: Path) -> None:
+    flags = ("--generate-function-path", "test_interruption:deaf", "--sample-deadline-s", "60")
+    steps = Steps(tmp_path, *flags, "--min-samples-per-group", "1").run(1)
+    assert [[s.index for s in g.samples] for g in steps.outputs[0].groups] == [[1], [2, 3]]
+    assert 60 < steps.seconds[0] < 62 + GRACE_S
+
+
 async def slow_judge(config: Config, group: list[Sample]) -> list[float]:
     if group[0].group_index == 1:
         await asyncio.sleep(1e9)
