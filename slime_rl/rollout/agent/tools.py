@@ -1,7 +1,7 @@
 """Tools that a policy may call: what it is shown of them, and what happens when it calls one.
 
     metadata["tools"] of the row, else --tools ──► schemas in the prompt
-    call ──► known? arguments JSON? ──► fenced process (plain function) or this process (async function) ──► text
+    call ──► known? arguments JSON? ──► fenced process (def), this process (async def), MCP server ──► text
 
 Whatever goes wrong is text that begins with "Error:", for the policy to read; it never ends the episode.
 """
@@ -23,6 +23,7 @@ import yaml
 
 from slime_rl.config import Config
 from slime_rl.config.agent import AgentConfig
+from slime_rl.rollout.agent.mcp import McpError, McpServer
 from slime_rl.rollout.agent.parsing import ToolCall
 from slime_rl.rollout.rewards.fence import current_fence
 
@@ -33,18 +34,20 @@ BUILTIN = {
     "python": "slime_rl.rollout.agent.builtin_tools:python",
 }
 _JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
+SERVER_START_S = 30.0
 _ENTRY_KEYS = {"name", "function", "timeout_s", "schema", "description"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tool:
-    """One tool. A plain function runs in a fenced process, an async one in the rollout process."""
+    """One tool. A plain function runs in a fenced process, an async one in the rollout process, or `server` has it."""
 
     name: str
-    function: str  # package.module:name
+    function: str  # package.module:name; empty for a tool of a server
     schema: Schema  # as in the OpenAI API: {"type": "function", "function": {...}}
     timeout_s: float
-    is_async: bool
+    is_async: bool = False
+    server: McpServer | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +91,9 @@ class ToolSet:
             return _error(f"the arguments are not JSON: {error}")
         if not isinstance(arguments, dict):
             return _error(f"the arguments must be a JSON object, got {call.arguments}")
-        return await (self._run_here(tool, arguments) if tool.is_async else self._run_fenced(tool, arguments))
+        if tool.server is not None or tool.is_async:
+            return await self._run_here(tool, arguments)
+        return await self._run_fenced(tool, arguments)
 
     async def _run_fenced(self, tool: Tool, arguments: dict[str, Any]) -> ToolAnswer:
         answer = await current_fence().call(FENCED, tool.function, arguments, timeout_s=tool.timeout_s)
@@ -101,7 +106,10 @@ class ToolSet:
     async def _run_here(self, tool: Tool, arguments: dict[str, Any]) -> ToolAnswer:
         try:
             async with asyncio.timeout(tool.timeout_s):
-                value = await load_function(tool.function, tool.name)(**arguments)
+                if tool.server is not None:
+                    value = await tool.server.call(tool.name, arguments, tool.timeout_s)
+                else:
+                    value = await load_function(tool.function, tool.name)(**arguments)
         except TimeoutError:
             return _error(f"{tool.name} gave no answer within {tool.timeout_s:g} s")
         except Exception as error:  # a tool may raise anything; the policy reads it
@@ -138,10 +146,34 @@ def _read_file(path: Path, timeout_s: float) -> list[Tool]:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise ValueError(f"{where}: is not YAML: {error}") from error
-    entries = content.get("tools") if isinstance(content, dict) else None
-    if not isinstance(entries, list):
-        raise ValueError(f"{where}: must have a list under 'tools', got {content!r}")
-    return [_tool(entry, timeout_s, f"{where}: entry {number}") for number, entry in enumerate(entries, 1)]
+    if not isinstance(content, dict) or not content or not content.keys() <= {"tools", "mcp"}:
+        raise ValueError(f"{where}: must have a list under 'tools', under 'mcp', or both, got {content!r}")
+    for key, entries in content.items():
+        if not isinstance(entries, list):
+            raise ValueError(f"{where}: must have a list under {key!r}, got {entries!r}")
+    found = [_tool(entry, timeout_s, f"{where}: entry {n}") for n, entry in enumerate(content.get("tools", []), 1)]
+    for number, entry in enumerate(content.get("mcp", []), 1):
+        found += _server_tools(entry, timeout_s, f"{where}: mcp entry {number}")
+    return found
+
+
+def _server_tools(entry: Any, timeout_s: float, where: str) -> list[Tool]:
+    """The tools of one MCP server, which is started to ask it."""
+    command = entry.get("command") if isinstance(entry, dict) else None
+    if not isinstance(command, list) or not command or not entry.keys() <= {"command", "timeout_s"}:
+        raise ValueError(f"{where}: needs 'command' (a list) and may have 'timeout_s', got {entry!r}")
+    seconds = float(entry.get("timeout_s", timeout_s))
+    server = McpServer([str(word) for word in command], max(seconds, SERVER_START_S))
+    try:
+        schemas = server.tools()
+    except (McpError, KeyError, TypeError) as error:
+        server.close()
+        raise ValueError(f"{where}: {type(error).__name__}: {error}") from error
+    names = [schema["function"]["name"] for schema in schemas]
+    return [
+        Tool(name=name, function="", schema=schema, timeout_s=seconds, server=server)
+        for name, schema in zip(names, schemas, strict=True)
+    ]
 
 
 def _tool(entry: Any, timeout_s: float, where: str) -> Tool:
