@@ -6,8 +6,8 @@ Each round forks a process that loads the newest checkpoint after checking its s
 step after step, in the background every second time, and kills it at a random moment of a save. Then every file of the
 newest checkpoint is read back and compared with its sum, and every tensor is read. A checkpoint that was reported as
 saved must not be lost. At the end the same with files that may not grow beyond a small size, as on a full disk: the
-save must fail by name, and the checkpoint before it must be whole. Last line: `kills=… unreadable=…`; exit code 1 unless the
-latter is 0.
+save must fail by name, and the checkpoint before it must be whole. Last line: `kills=… unreadable=…`; exit code 1
+unless the latter is 0.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python benchmarks/save_stall.py [--hidden 512] [--layers 8] [--repeat 3] [--rollout-s 2.0]
 
 One real trainer on a random Qwen3 takes steps as a run does: rollout (a pause of --rollout-s, in which the trainer is
-idle), train, save. The stall of a save is what the loop waits because of it: the time inside `save` and `poll`, and what a
-training step takes longer while the copy is made. Last line: `sync_s=… stall_s=… share=…` (medians).
+idle), train, save. The stall of a save is what the loop waits because of it: the time in `save` and `poll`, and what
+a training step takes longer for the copy. Last line: `sync_s=… stall_s=… share=…` (medians).
 """
 
 from __future__ import annotations

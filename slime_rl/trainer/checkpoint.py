@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
+from megatron.core import parallel_state as mpu
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.serialization import get_default_load_sharded_strategy
 from megatron.core.dist_checkpointing.strategies.fully_parallel import (
@@ -58,6 +59,7 @@ def _plan(state: TrainState, path: Path, step: int, extra: dict[str, Any]) -> An
     content = _sharded(state, is_loading=False) | {
         "step": step,
         "extra": extra,
+        "expert_split": _expert_split(state),
         "scheduler": state.scheduler.state_dict(),
     }
     strategy = FullyParallelSaveStrategyWrapper(InProcessSaveStrategy(), state.layout.dp_cp.group)
@@ -78,6 +80,7 @@ def load(state: TrainState, path: Path) -> dict[str, Any]:
     Raises:
         ValueError: the folder holds no checkpoint, or it does not fit the model.
     """
+    check_expert_split(_common(path).get("expert_split"), _expert_split(state), path)
     content = _load(state, _sharded(state, is_loading=True), path)
     for i, model in enumerate(state.models):
         unwrap(model).load_state_dict(content[_model_key(state, i)], strict=False)  # not strict: no _extra_state here
@@ -108,8 +111,7 @@ def load_weights(state: TrainState, path: Path) -> None:
 
 
 def _load(state: TrainState, wanted: dict[str, Any], path: Path) -> Any:
-    if not dist_checkpointing.check_is_distributed_checkpoint(str(path)):
-        raise ValueError(f"--load: {path} holds no training checkpoint (no metadata.json of torch_dist)")
+    _common(path)
     strategy = FullyParallelLoadStrategyWrapper(get_default_load_sharded_strategy(str(path)), state.layout.dp_cp.group)
     try:
         return dist_checkpointing.load(wanted, str(path), strategy)
@@ -117,6 +119,34 @@ def _load(state: TrainState, wanted: dict[str, Any], path: Path) -> Any:
         raise ValueError(
             f"--load: the checkpoint in {path} does not fit the model of --hf-checkpoint: {error}"
         ) from error
+
+
+def _expert_split(state: TrainState) -> list[int] | None:
+    """Expert-parallel and expert-tensor-parallel size; None for a model without experts."""
+    transformer = unwrap(state.models[0]).config
+    if not transformer.num_moe_experts:
+        return None
+    return [mpu.get_expert_model_parallel_world_size(), mpu.get_expert_tensor_parallel_world_size()]
+
+
+def check_expert_split(saved: list[int] | None, now: list[int] | None, path: Path) -> None:
+    """The optimizer's state of experts is not stored so that another split of them could read it.
+
+    Raises:
+        ValueError: the sizes differ; says both, and what can be done.
+    """
+    if saved is not None and now is not None and saved != now:
+        raise ValueError(
+            f"--load {path}: was saved with --expert-model-parallel-size {saved[0]} (expert tensor parallel size "
+            f"{saved[1]}), this run has {now[0]} ({now[1]}); the optimizer state of experts cannot be loaded with "
+            "other sizes. Use the same, or take the weights alone with --finetune"
+        )
+
+
+def _common(path: Path) -> dict[str, Any]:
+    if not dist_checkpointing.check_is_distributed_checkpoint(str(path)):
+        raise ValueError(f"--load: {path} holds no training checkpoint (no metadata.json of torch_dist)")
+    return dist_checkpointing.load_common_state_dict(str(path))
 
 
 def _sharded_model(state: TrainState, model: Any) -> dict[str, Any]:

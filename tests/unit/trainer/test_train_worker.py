@@ -272,3 +272,12 @@ def test_checkpoint_of_another_model_is_refused(model_path: Path, tmp_path: Path
     message = "does not fit the model of --hf-checkpoint"
     with pytest.raises(ValueError, match=message), open_worker(tmp_path / "wider") as worker:
         worker.load_weights(tmp_path / "saved")
+
+
+def test_optimizer_of_experts_is_refused_on_another_split_and_says_what_to_do() -> None:
+    from slime_rl.trainer.checkpoint import check_expert_split
+
+    check_expert_split([2, 1], [2, 1], Path("c"))
+    check_expert_split(None, None, Path("c"))
+    with pytest.raises(ValueError, match=r"saved with --expert-model-parallel-size 2 .*this run has 1 .*--finetune"):
+        check_expert_split([2, 1], [1, 1], Path("c"))
