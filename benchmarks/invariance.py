@@ -3,7 +3,8 @@
     python benchmarks/invariance.py [--quick]
 
 Prints a Markdown table and, last, `configs=… max_rel_diff=…`. Groups of 1, 2 and 4 gloo workers train a small random
-Qwen3 (and Qwen3-MoE for expert parallelism) in float32 with policy, KL and entropy terms and two updates per step.
+Qwen3 (and Qwen3-MoE for expert parallelism) in float32 with policy, KL and entropy terms and two updates per step; the
+PPO rows add a critic, its loss and its gradient norm.
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ class Case:
 
 WHOLE = ("--micro-batch-size", "12")
 MOE_BASE = "MoE, one worker"
+PPO_BASE = "PPO with a critic, one worker"
+PPO = ("--advantage-estimator", "gae", "--critic-lr", "1e-3")
 
 
 def make_cases(quick: bool) -> list[Case]:
@@ -77,6 +80,7 @@ def make_cases(quick: bool) -> list[Case]:
         Case("PP2", 2, PP2),
         Case("PP2, interleaved", 2, PP2 + VPP2),
         Case("CP2", 2, CP2),
+        Case(PPO_BASE, flags=PPO + WHOLE, base=PPO_BASE),
         Case(MOE_BASE, flags=WHOLE, base=MOE_BASE, model="qwen3_moe"),
         Case("MoE, EP2", 2, EP2, MOE_BASE, "qwen3_moe"),
     ]
@@ -86,6 +90,16 @@ def make_cases(quick: bool) -> list[Case]:
         cases.append(Case(base, flags=flag + WHOLE, base=base))
         cases.append(Case(f"{aggregation}, micro-batch size 1", flags=(*flag, "--micro-batch-size", "1"), base=base))
         cases.append(Case(f"{aggregation}, DP2", 2, flag, base))
+    for name, workers, flags in (
+        ("micro-batch size 1", 1, ("--micro-batch-size", "1")),
+        ("DP2", 2, ()),
+        ("TP2 + sequence parallel", 2, TP2 + SP),
+        ("TP2", 2, TP2),
+        ("PP2", 2, PP2),
+        ("PP2, interleaved", 2, PP2 + VPP2),
+        ("CP2", 2, CP2),
+    ):
+        cases.append(Case(f"PPO, {name}", workers, PPO + flags, PPO_BASE))
     if not quick:
         cases += [
             Case("TP2 x PP2", 4, TP2 + PP2),

@@ -218,7 +218,9 @@ def relative_difference(a: Outcome, b: Outcome) -> float:
     for x, y in zip(a.metrics, b.metrics, strict=True):
         scale = max(abs(y["train/loss"]), abs(y.get("train/pg_loss", 0.0)), 1e-12)
         worst = max(worst, abs(x["train/loss"] - y["train/loss"]) / scale)
-        worst = max(worst, abs(x["train/grad_norm"] - y["train/grad_norm"]) / y["train/grad_norm"])
+        for name in ("train/grad_norm", "train/value_loss", "critic/grad_norm"):
+            if name in y:
+                worst = max(worst, abs(x[name] - y[name]) / y[name])
     for name, tensor in b.weights.items():
         difference = (a.weights[name].float() - tensor.float()).abs().max()
         worst = max(worst, float(difference / tensor.float().abs().max()))

@@ -23,6 +23,7 @@ _OUTPUTS = (
     "logs",
     "tensorboard",
     "trackers.json",
+    "train_dumps",
 )
 
 

@@ -1,6 +1,7 @@
 from slime_rl.config.algorithm import AlgorithmConfig
 from slime_rl.config.cluster import ClusterConfig, ParallelConfig
-from slime_rl.config.config import SECTIONS, Config, make_parser, parse_config
+from slime_rl.config.config import SECTIONS, Config, make_parser, parse_config, recorded_config
+from slime_rl.config.critic import CriticConfig
 from slime_rl.config.model import ModelConfig
 from slime_rl.config.rollout import BufferConfig, DataConfig, EvalConfig, RewardConfig, RolloutConfig, SamplingConfig
 from slime_rl.config.run import CheckpointConfig, LoggingConfig
@@ -14,6 +15,7 @@ __all__ = [
     "CheckpointConfig",
     "ClusterConfig",
     "Config",
+    "CriticConfig",
     "DataConfig",
     "EngineConfig",
     "EvalConfig",
@@ -29,4 +31,5 @@ __all__ = [
     "WeightSyncConfig",
     "make_parser",
     "parse_config",
+    "recorded_config",
 ]

@@ -7,6 +7,7 @@ from slime_rl.config.checks import check, check_not_negative, check_positive
 from slime_rl.config.flags import flag
 
 REJECTION_RULES = ("token", "sequence", "geometric", "sequence_max", "mean_k2", "mean_k3", "opsm")
+GROUP_ESTIMATORS = ("grpo", "grpo_passk", "rloo", "opo", "gpg", "reinforce_plus_plus_baseline")
 WEIGHTED_CORRECTIONS = ("tis_token", "tis_sequence", "mis_token", "mis_sequence", "icepop")
 
 
@@ -51,6 +52,12 @@ class AlgorithmConfig:
 
     kl_coef: float = 0.0
     """KL to the reference model, taken off the reward token by token."""
+
+    kl_target: float | None = None
+    """KL per token (by --kl-reward-type) that --kl-coef is moved towards after every step; it stays when not given."""
+
+    kl_horizon: float = 10_000.0
+    """Episodes in which --kl-target changes --kl-coef by at most a fifth."""
 
     kl_reward_type: Literal["k1", "k2", "k3", "abs"] = "k1"
     """Estimator of the KL that --kl-coef takes off the reward."""
@@ -148,6 +155,8 @@ class AlgorithmConfig:
         check(self.eps_clip < 1, "--eps-clip", "must be < 1", self.eps_clip)
         if self.eps_clip_c is not None:
             check(self.eps_clip_c > 1, "--eps-clip-c", "must be > 1", self.eps_clip_c)
+        check_positive(kl_target=self.kl_target, kl_horizon=self.kl_horizon)
+        check(self.kl_target is None or self.kl_coef > 0, "--kl-target", "needs --kl-coef > 0", self.kl_target)
         check(self.use_kl_loss or self.kl_loss_coef == 0, "--kl-loss-coef", "needs --use-kl-loss", self.kl_loss_coef)
 
     def _check_off_policy(self) -> None:

@@ -10,12 +10,14 @@ import sys
 import typing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from slime_rl.config.agent import AgentConfig
-from slime_rl.config.algorithm import AlgorithmConfig
+from slime_rl.config.algorithm import GROUP_ESTIMATORS, AlgorithmConfig
 from slime_rl.config.asynchrony import AsynchronyConfig
 from slime_rl.config.checks import check, check_data_files
 from slime_rl.config.cluster import ClusterConfig, ParallelConfig
+from slime_rl.config.critic import CriticConfig
 from slime_rl.config.evaluation import check_override_names, for_evaluation
 from slime_rl.config.flags import StrictParser, add_dataclass, build, split_passthrough
 from slime_rl.config.model import ModelConfig
@@ -24,6 +26,8 @@ from slime_rl.config.run import CheckpointConfig, LoggingConfig
 from slime_rl.config.serving import EngineConfig, RouterConfig, WeightSyncConfig
 from slime_rl.config.training import OptimizerConfig, TrainConfig
 from slime_rl.config.yaml_file import expand_config_files
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +38,7 @@ class Config:
     train: TrainConfig
     algorithm: AlgorithmConfig
     optimizer: OptimizerConfig
+    critic: CriticConfig
     parallel: ParallelConfig
     cluster: ClusterConfig
     data: DataConfig
@@ -85,6 +90,19 @@ class Config:
             check(has_evaluation, "--stop-at-eval-accuracy", "needs --eval-prompt-data", None)
 
     def _check_algorithm(self) -> None:
+        self.critic.check_used(self.algorithm.advantage_estimator)
+        self._check_teacher_and_reference()
+        uses_advantages = self.train.loss != "sft" and (
+            self.algorithm.policy_loss != "distillation" or self.algorithm.distillation_reward_coef > 0
+        )
+        if uses_advantages and self.algorithm.advantage_estimator in GROUP_ESTIMATORS:
+            check(
+                self.train.n_samples_per_prompt > 1,
+                "--n-samples-per-prompt",
+                f"must be > 1 with --advantage-estimator {self.algorithm.advantage_estimator}, which compares the "
+                "samples of a prompt: every advantage would be 0",
+                self.train.n_samples_per_prompt,
+            )
         needs_spread = self.train.n_samples_per_prompt == 1 and self.buffer.dynamic_filter_path == "nonzero_std"
         check(
             not needs_spread,
@@ -103,6 +121,17 @@ class Config:
                 f"must be <= --max-response-len ({self.sampling.max_response_len})",
                 self.algorithm.overlong_buffer_len,
             )
+
+    def _check_teacher_and_reference(self) -> None:
+        loss, teacher = self.algorithm.policy_loss, self.model.teacher_load
+        if loss == "distillation":
+            check(teacher is not None, "--policy-loss", "needs --teacher-load", loss)
+        elif ":" not in loss:  # a loss of one's own may read the teacher, too
+            check(teacher is None, "--teacher-load", f"needs --policy-loss distillation (it is {loss})", teacher)
+        interval = self.model.ref_update_interval
+        if interval is not None:
+            needed = "needs a reference: --use-kl-loss or --kl-coef > 0"
+            check(self.algorithm.needs_reference, "--ref-update-interval", needed, interval)
 
     def _check_asynchrony(self) -> None:
         options, samples = self.asynchrony, self.train.n_samples_per_prompt
@@ -131,6 +160,10 @@ class Config:
                 function,
             )
 
+    def with_sections(self, **sections: Any) -> Config:
+        """A copy with other sections, not checked again: the run's files may be on another machine."""
+        return _unchecked(Config, vars(self) | sections)
+
     @property
     def steps_ahead(self) -> int:
         """Steps that generation may run ahead of training."""
@@ -139,6 +172,10 @@ class Config:
     @property
     def data_parallel_size(self) -> int:
         return self.cluster.train_num_workers // self.parallel.model_parallel_size
+
+    @property
+    def needs_critic(self) -> bool:
+        return self.train.loss != "sft" and self.algorithm.advantage_estimator == "gae"
 
     @property
     def needs_engines(self) -> bool:
@@ -167,6 +204,26 @@ PASSTHROUGH: dict[str, str] = {
     for item in dataclasses.fields(section)
     if item.metadata.get("passthrough")
 }
+
+
+def recorded_config(content: dict[str, dict[str, Any]]) -> Config:
+    """The Config of a run from its config.json. Not checked again: its files may have gone since."""
+    sections = {
+        name: _unchecked(section, {key: _tuples(value) for key, value in content[name].items()})
+        for name, section in SECTIONS.items()
+    }
+    return _unchecked(Config, sections)
+
+
+def _unchecked(cls: type[T], values: dict[str, Any]) -> T:
+    made = object.__new__(cls)
+    vars(made).update(values)
+    return made
+
+
+def _tuples(value: Any) -> Any:
+    """JSON has lists where the config has tuples."""
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
 
 
 def own_flags() -> set[str]:

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
-from slime_rl.config.checks import check, check_model_folder
+from slime_rl.config.checks import check, check_model_folder, check_positive
 from slime_rl.config.flags import flag
 
 
@@ -20,6 +21,12 @@ class ModelConfig:
     ref_load: str | None = None
     """Hugging Face folder of the reference model for KL; --hf-checkpoint when not given."""
 
+    ref_update_interval: int | None = None
+    """Steps after which the current policy becomes the reference; never when not given."""
+
+    teacher_load: str | None = None
+    """Hugging Face folder of the teacher of --policy-loss distillation, with the shape of --hf-checkpoint."""
+
     train_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of parameters and activations in training; bfloat16 keeps float32 master weights in the optimizer."""
 
@@ -33,6 +40,10 @@ class ModelConfig:
     trust_remote_code: bool = False
     """Run Python files that come with a checkpoint's tokenizer or config."""
 
+    freeze_params: tuple[str, ...] = flag((), aliases=("--freeze-params-name-list",))
+    """Regular expressions; policy parameters whose Megatron name, such as decoder.layers.0.mlp.linear_fc1.weight with
+    layers counted over the whole model, one of them is found in are not trained."""
+
     recompute_activations: bool = False
     """Recompute layer activations in the backward pass to save memory (Megatron's full recompute, layer by layer)."""
 
@@ -44,6 +55,14 @@ class ModelConfig:
         check_model_folder("--hf-checkpoint", self.hf_checkpoint)
         if self.ref_load is not None:
             check_model_folder("--ref-load", self.ref_load)
+        check_positive(ref_update_interval=self.ref_update_interval)
+        if self.teacher_load is not None:
+            check_model_folder("--teacher-load", self.teacher_load)
+        for pattern in self.freeze_params:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"--freeze-params must be regular expressions, got {pattern!r}: {error}") from error
         check(
             bool(self.model_conversion_path), "--model-conversion-path", "must not be empty", self.model_conversion_path
         )

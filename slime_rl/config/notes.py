@@ -16,11 +16,6 @@ def config_notes(config: Config) -> list[str]:
         )
     if config.checkpoint.save_interval is None and train.num_steps > 0:
         notes.append("no checkpoint is written, so a broken-off run starts anew; --save-interval N writes them")
-    if train.loss == "policy" and train.n_samples_per_prompt == 1 and algorithm.advantage_estimator == "grpo":
-        notes.append(
-            "--n-samples-per-prompt 1 gives grpo no group to compare with: every advantage is 0; ask for more samples, "
-            "or another --advantage-estimator"
-        )
     return notes + _asynchrony_notes(config)
 
 

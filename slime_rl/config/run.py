@@ -97,6 +97,10 @@ class LoggingConfig:
     log_samples: int = 2
     """Samples of each step that are written to RUN_DIR/samples.jsonl."""
 
+    dump_train_steps: tuple[int, ...] = ()
+    """Steps whose optimizer updates are written whole to RUN_DIR/train_dumps, weights included, for
+    tools/replay_step.py. An update whose loss or gradient is not finite is always written."""
+
     def __post_init__(self) -> None:
         check_not_negative(log_samples=self.log_samples)
         for name in self.trackers:
@@ -104,4 +108,6 @@ class LoggingConfig:
         check(len(set(self.trackers)) == len(self.trackers), "--trackers", "must name each once", self.trackers)
         host, _, port = self.prometheus_address.rpartition(":")
         check(bool(host) and port.isdigit(), "--prometheus-address", "must be HOST:PORT", self.prometheus_address)
+        for step in self.dump_train_steps:
+            check(step >= 0, "--dump-train-steps", "must be >= 0", step)
         check(bool(self.run_dir), "--run-dir", "must not be empty", self.run_dir)

@@ -119,6 +119,8 @@ def rollout_batch_from_groups(
 ) -> RolloutBatch:
     """The global batch of a step: samples in the order of the groups, spread over updates in contiguous blocks.
 
+    It has `baseline_rewards [N]` float32, too, where every sample's reward_info has a `baseline_reward` (remax).
+
     Groups stay whole in one update when their number divides by `num_updates`; otherwise blocks of samples are equal.
 
     Raises:
@@ -141,6 +143,9 @@ def rollout_batch_from_groups(
         "truncated": torch.tensor([s.status is Status.TRUNCATED for s in samples], dtype=torch.bool),
         "update_ids": _update_ids(len(groups), group_of, num_updates),
     }
+    baselines = [s.reward_info.get("baseline_reward") for s in samples]
+    if all(baseline is not None for baseline in baselines):
+        tensors["baseline_rewards"] = torch.tensor(baselines, dtype=torch.float32)
     meta: dict[str, Any] = {"step": step, "weight_version": weight_version, "num_samples": len(samples)}
     return RolloutBatch(tensors, None, meta)
 

@@ -22,6 +22,7 @@ from slime_rl.data.rendering import render_prompt
 from slime_rl.protocols import GenerateFunction, GroupFilter, RewardFunction, SampleFilter
 from slime_rl.rollout.agent.tools import row_tools
 from slime_rl.rollout.generate import GENERATE_FUNCTIONS, seeded
+from slime_rl.rollout.greedy import add_greedy_baseline
 from slime_rl.rollout.rewards import REWARDS
 from slime_rl.rollout.runtime import current_runtime
 from slime_rl.rollout.scope import SampleScope, use_scope
@@ -66,6 +67,10 @@ class GroupRunner:
                 if verdict is not None:
                     return verdict
                 await self.score(group.samples)
+                if self.config.algorithm.advantage_estimator == "remax" and not await add_greedy_baseline(
+                    group, sampling_params, self._generate_one, self.score
+                ):
+                    return UNFINISHED
         except Exception as error:
             if self.config.rollout.rollout_error == "stop":
                 raise

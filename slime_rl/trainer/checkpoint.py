@@ -28,7 +28,7 @@ from torch.distributed.checkpoint import CheckpointException
 from slime_rl.trainer.checkpoint_writer import InProcessSaveStrategy
 from slime_rl.trainer.model import unwrap
 from slime_rl.trainer.pending_save import PendingSave
-from slime_rl.trainer.step import TrainState
+from slime_rl.trainer.state import TrainState
 
 # How Megatron lays out a checkpoint.
 LAYOUT: dict[str, Any] = {
@@ -64,13 +64,9 @@ def _plan(state: TrainState, path: Path, step: int, extra: dict[str, Any]) -> An
     }
     strategy = FullyParallelSaveStrategyWrapper(InProcessSaveStrategy(), state.layout.dp_cp.group)
     kept = {key: value for key, value in _metadata(state).items() if key != "dp_cp_group"}
-    # 0.19 has a second implementation, which needs CUDA; before, there is no such parameter.
-    options: dict[str, Any] = (
-        {"async_strategy": "mcore"} if "async_strategy" in _parameters(dist_checkpointing.save) else {}
-    )
     torch.save(_random_state(state), path / f"random_{dist.get_rank()}.pt")
     return dist_checkpointing.save(
-        content, str(path), strategy, content_metadata=kept, async_sharded_save=True, **options
+        content, str(path), strategy, content_metadata=kept, async_sharded_save=True, **_save_options()
     )
 
 
@@ -149,6 +145,35 @@ def _common(path: Path) -> dict[str, Any]:
     return dist_checkpointing.load_common_state_dict(str(path))
 
 
+def save_reference(state: TrainState, path: Path) -> None:
+    """Write the reference's weights, which the run has moved away from --ref-load. Collective."""
+    assert state.reference is not None
+    if dist.get_rank() == 0:
+        path.mkdir(parents=True, exist_ok=True)
+    dist.barrier()
+    strategy = FullyParallelSaveStrategyWrapper(InProcessSaveStrategy(), state.layout.dp_cp.group)
+    with state.reference.swapped_into(state.models):
+        models = {_model_key(state, i): _sharded_model(state, model) for i, model in enumerate(state.models)}
+        dist_checkpointing.save(models, str(path), strategy, **_save_options())
+    dist.barrier()
+
+
+def load_reference(state: TrainState, path: Path) -> None:
+    """Make the weights that `save_reference` wrote the reference. Collective.
+
+    Raises:
+        ValueError: the folder holds no checkpoint, or one of another model.
+    """
+    assert state.reference is not None
+    with state.reference.swapped_into(state.models):
+        models = {_model_key(state, i): _sharded_model(state, model) for i, model in enumerate(state.models)}
+        content = _load(state, models, path)
+        for i, model in enumerate(state.models):
+            unwrap(model).load_state_dict(content[_model_key(state, i)], strict=False)
+        state.reference.refresh(state.models)
+    dist.barrier()
+
+
 def _sharded_model(state: TrainState, model: Any) -> dict[str, Any]:
     return unwrap(model).sharded_state_dict(metadata=_metadata(state))
 
@@ -168,8 +193,10 @@ def _metadata(state: TrainState) -> dict[str, Any]:
     return LAYOUT | {"dp_cp_group": state.layout.dp_cp.group}
 
 
-def _parameters(function: Any) -> Any:
-    return inspect.signature(function).parameters
+def _save_options() -> dict[str, Any]:
+    """0.19 has a second implementation, which needs CUDA; before, there is no such parameter."""
+    known = inspect.signature(dist_checkpointing.save).parameters
+    return {"async_strategy": "mcore"} if "async_strategy" in known else {}
 
 
 def _tracker() -> Any:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from slime_rl.algorithms.advantages.returns import gae_returns
 from slime_rl.algorithms.aggregation import token_weights
 from slime_rl.algorithms.batch import AdvantageBatch
 from slime_rl.algorithms.policy_losses.covariance import select_by_covariance
@@ -31,7 +32,7 @@ class GlobalBatch:
 
     integers: dict[str, Tensor]  # [N] int64 each, see INTEGERS
     samples: dict[str, Tensor]  # [N] float32 each: rewards, and baseline_rewards where given
-    tokens: dict[str, Tensor]  # [T] float32 each: mask, rollout_log_probs, and old/ref_log_probs where there are any
+    tokens: dict[str, Tensor]  # [T] float32 each: mask, rollout_log_probs; where needed old/ref_log_probs, values
     own_tokens: Tensor  # [t] int64: this worker's response tokens, in its order
 
     @property
@@ -45,18 +46,7 @@ class GlobalBatch:
         Raises:
             ValueError: the estimator returned something else than one number per token.
         """
-        batch = AdvantageBatch(
-            rewards=self.samples["rewards"],
-            group_ids=self.integers["group_ids"],
-            rollout_ids=self.integers["rollout_ids"],
-            lengths=self.integers["response_lengths"],
-            mask=self.tokens["mask"],
-            old_log_probs=self.tokens.get("old_log_probs"),
-            rollout_log_probs=self.tokens["rollout_log_probs"],
-            ref_log_probs=self.tokens.get("ref_log_probs"),
-            values=None,
-            baseline_rewards=self.samples.get("baseline_rewards"),
-        )
+        batch = self._advantage_batch()
         result = estimator(config, batch)
         wanted = tuple(batch.mask.shape)
         if not isinstance(result, Tensor) or tuple(result.shape) != wanted:
@@ -66,6 +56,24 @@ class GlobalBatch:
                 f"got {got}"
             )
         return result.float()
+
+    def returns(self, config: Config) -> Tensor:
+        """What the critic learns, `[T]` float32; needs `values` among the tokens."""
+        return gae_returns(config, self._advantage_batch())
+
+    def _advantage_batch(self) -> AdvantageBatch:
+        return AdvantageBatch(
+            rewards=self.samples["rewards"],
+            group_ids=self.integers["group_ids"],
+            rollout_ids=self.integers["rollout_ids"],
+            lengths=self.integers["response_lengths"],
+            mask=self.tokens["mask"],
+            old_log_probs=self.tokens.get("old_log_probs"),
+            rollout_log_probs=self.tokens["rollout_log_probs"],
+            ref_log_probs=self.tokens.get("ref_log_probs"),
+            values=self.tokens.get("values"),
+            baseline_rewards=self.samples.get("baseline_rewards"),
+        )
 
     def per_update(self, config: Config, advantages: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """(token weights `[T]`, covariance choice `[T]` or None): counted on every optimizer update as a whole."""

@@ -4,30 +4,58 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from slime_rl.algorithms.batch import LossBatch
+from slime_rl.algorithms.batch import LossBatch, LossOutput
 from slime_rl.algorithms.compose import compose_loss
 from slime_rl.algorithms.metrics import finish_metrics, is_maximum, token_metrics
+from slime_rl.algorithms.registry import OFF_POLICY, POLICY_LOSSES
+from slime_rl.algorithms.value_loss import value_loss
 from slime_rl.config import Config
 from slime_rl.protocols import OffPolicyFunction, PolicyLossFunction
 from slime_rl.trainer.distributed import Layout
+from slime_rl.trainer.forward import LossFn
 from slime_rl.trainer.packing import MicroBatch
 
 GAP_SUM, GAP_COUNT, GAP_MAX = "logprob_diff_sum", "logprob_diff_count", "logprob_diff_max_abs"
+NEEDS_OLD_BEFORE = ("clip_cov", "kl_cov")  # choose tokens of the whole update by their old log-probs
 
 
 class NonFiniteError(ValueError):
     """A loss or gradient is NaN or infinite; nothing was updated."""
 
 
+def needs_old_pass(config: Config) -> bool:
+    """Whether old log-probs take a forward pass of their own before the update."""
+    algorithm, train = config.algorithm, config.train
+    if train.loss == "sft" or algorithm.old_log_probs == "rollout":
+        return False
+    one_update = train.num_updates_per_rollout * train.num_epochs_per_rollout == 1
+    needed_before = algorithm.kl_coef > 0 or algorithm.policy_loss in NEEDS_OLD_BEFORE
+    return algorithm.old_log_probs == "recompute" or not one_update or needed_before
+
+
 @dataclass(frozen=True)
-class LossInputs:
+class MicroBatchResult:
+    """What one micro-batch leaves behind on the last pipeline stage."""
+
+    index: int
+    rows: list[int]
+    loss: Tensor  # scalar, its part of the update's loss
+    parts: dict[str, Tensor]  # scalars, to be summed (or maximised) over micro-batches and workers
+    bad_tokens: Tensor  # [T] bool, loss not finite
+    sample_ids: Tensor  # [T] int64, 0..n-1
+
+
+@dataclass(frozen=True)
+class PolicyInputs:
     """Per response token of this worker `[t]`, beside what the forward pass gives."""
+
+    role: ClassVar[str] = "policy"
 
     mask: Tensor  # float32
     weights: Tensor  # float32, from token_weights on the whole update
@@ -40,25 +68,24 @@ class LossInputs:
     cov_selected: Tensor | None  # bool
     version: int
 
+    def loss_fn(self, config: Config, first: bool) -> LossFn:
+        is_sft = config.train.loss == "sft"
+        return PolicyMicroBatchLoss(
+            config,
+            self,
+            POLICY_LOSSES.load("sft" if is_sft else config.algorithm.policy_loss),
+            None if is_sft else OFF_POLICY.load(config.algorithm.off_policy_correction),
+            measure_gap=first and not is_sft and not needs_old_pass(config),
+        )
 
-@dataclass(frozen=True)
-class MicroBatchResult:
-    """What one micro-batch leaves behind on the last pipeline stage."""
 
-    index: int
-    rows: list[int]
-    parts: dict[str, Tensor]  # scalars, to be summed (or maximised) over micro-batches and workers
-    bad_tokens: Tensor  # [T] bool, loss not finite
-    sample_ids: Tensor  # [T] int64, 0..n-1
-
-
-class MicroBatchLoss:
+class PolicyMicroBatchLoss:
     """Callable for `forward.run`: the weighted loss of one micro-batch, summed."""
 
     def __init__(
         self,
         config: Config,
-        inputs: LossInputs,
+        inputs: PolicyInputs,
         loss_fn: PolicyLossFunction,
         off_policy_fn: OffPolicyFunction | None,
         measure_gap: bool,
@@ -86,13 +113,48 @@ class MicroBatchLoss:
             cov_selected=_at(inputs.cov_selected, at),
         )
         output = compose_loss(self.config, batch, self.loss_fn, self.off_policy_fn)
-        weights = inputs.weights[at]
-        parts = token_metrics(output.metrics, weights)
+        loss, result = weighted(micro_batch, output, inputs.weights[at])
         if self.measure_gap:
-            parts |= gap_parts(log_probs.detach(), batch.rollout_log_probs, batch.mask)
-        bad = ~torch.isfinite(output.loss.detach())
-        result = MicroBatchResult(micro_batch.index, micro_batch.rows, parts, bad, micro_batch.sample_ids)
-        return (weights * output.loss).sum(), result
+            result.parts.update(gap_parts(log_probs.detach(), batch.rollout_log_probs, batch.mask))
+        return loss, result
+
+
+@dataclass(frozen=True)
+class CriticInputs:
+    """Per response token of this worker `[t]` float32, beside the values of the forward pass."""
+
+    role: ClassVar[str] = "critic"
+
+    mask: Tensor
+    weights: Tensor  # from token_weights on the whole update, as the policy's
+    old_values: Tensor  # before the step
+    returns: Tensor  # what the values should be
+
+    def loss_fn(self, config: Config, first: bool) -> LossFn:
+        def loss(micro_batch: MicroBatch, values: Tensor) -> tuple[Tensor, MicroBatchResult]:
+            at = micro_batch.token_index
+            output = value_loss(
+                config, values=values, old_values=self.old_values[at], returns=self.returns[at], mask=self.mask[at]
+            )
+            return weighted(micro_batch, output, self.weights[at])
+
+        return loss
+
+
+Objective = PolicyInputs | CriticInputs  # what an update minimises
+
+
+def weighted(micro_batch: MicroBatch, output: LossOutput, weights: Tensor) -> tuple[Tensor, MicroBatchResult]:
+    """The scalar to differentiate, and the micro-batch's part of every metric; `weights [T]`."""
+    loss = (weights * output.loss).sum()
+    return loss, MicroBatchResult(
+        index=micro_batch.index,
+        rows=micro_batch.rows,
+        loss=loss.detach(),
+        parts=token_metrics(output.metrics, weights),
+        bad_tokens=~torch.isfinite(output.loss.detach()),
+        sample_ids=micro_batch.sample_ids,
+    )
 
 
 def _at(values: Tensor | None, index: Tensor) -> Tensor | None:
@@ -106,8 +168,15 @@ def gap_parts(log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor) -> dic
     return {GAP_SUM: gap.sum(), GAP_COUNT: count, GAP_MAX: gap.max() if len(gap) else count}
 
 
-def check_finite(results: list[MicroBatchResult], sample_ids: Tensor, where: str, dp_rank: int, device: Any) -> None:
-    """Raise NonFiniteError on every rank when any of them has a loss that is not finite. Collective over the world."""
+def find_problem(
+    results: list[MicroBatchResult], norm: float, sample_ids: Tensor, dp_rank: int, device: torch.device
+) -> str | None:
+    """What is not finite in an update, the same text on every rank; None when all is well. Collective over the world.
+
+    Args:
+        norm: gradient norm, the same on every rank.
+        sample_ids: `[n]` of this worker's rows.
+    """
     problems = []
     for result in results:
         if bool(result.bad_tokens.any()):
@@ -117,17 +186,11 @@ def check_finite(results: list[MicroBatchResult], sample_ids: Tensor, where: str
     found = torch.tensor([len(problems)], device=device)
     dist.all_reduce(found, dist.ReduceOp.MAX)
     if not int(found):
-        return
+        return None if math.isfinite(norm) else f"every loss is finite but the gradient norm is {norm}"
     everywhere: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everywhere, problems)
     listed = sorted({problem for part in everywhere for problem in part})
-    raise NonFiniteError(f"{where}: the loss is not finite in {'; '.join(listed)} (sample numbers of the step's batch)")
-
-
-def check_grad_norm(norm: float, where: str) -> None:
-    """Raise NonFiniteError when the gradient norm, the same on every rank, is not finite."""
-    if not math.isfinite(norm):
-        raise NonFiniteError(f"{where}: every loss is finite but the gradient norm is {norm}; nothing was updated")
+    return f"the loss is not finite in {'; '.join(listed)} (sample numbers of the step's batch)"
 
 
 def reduce_metrics(results: list[MicroBatchResult], layout: Layout, device: torch.device) -> dict[str, float]:

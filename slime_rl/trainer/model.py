@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state as mpu
 from megatron.core import tensor_parallel
 from megatron.core.transformer.module import Float16Module
@@ -27,12 +30,62 @@ def build_models(config: Config, architecture: Architecture, layout: Layout, dev
         where = {} if vp_stage is None else {"ignore_virtual": False, "vp_stage": vp_stage}
         first, last = mpu.is_pipeline_first_stage(**where), mpu.is_pipeline_last_stage(**where)
         model = _build_one(config, architecture, first, last, vp_stage)
-        for parameter in model.parameters():
-            tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
+        _mark_parallel_weights(model)
         _defer_output_layer(model)
         model.to(device)
         models.append(Float16Module(architecture.config, model) if architecture.config.bf16 else model)
     return models
+
+
+def _mark_parallel_weights(model: Any) -> None:
+    """Say which weights are split over the tensor-parallel workers, which Megatron does only where it initialises them.
+
+    Without the mark the gradient norm counts the part of the first worker alone.
+    """
+    split_at = {
+        tensor_parallel.ColumnParallelLinear: 0,
+        tensor_parallel.VocabParallelEmbedding: 0,
+        tensor_parallel.RowParallelLinear: 1,
+    }
+    for module in model.modules():
+        for kind, dim in split_at.items():
+            weight = getattr(module, "weight", None)
+            if isinstance(module, kind) and weight is not None and not hasattr(weight, "tensor_model_parallel"):
+                tensor_parallel.set_tensor_model_parallel_attributes(weight, True, dim, 1)
+    for parameter in model.parameters():
+        tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
+
+
+def freeze(models: list[Any], patterns: tuple[str, ...]) -> None:
+    """Take the parameters whose name over the whole model matches out of training; before DDP. Collective.
+
+    Raises:
+        ValueError: a pattern matches nothing, or nothing is left to train.
+    """
+    matched, num_left = set(), 0
+    for model in models:
+        for name, parameter in _global_names(unwrap(model)):
+            hits = {pattern for pattern in patterns if re.search(pattern, name)}
+            parameter.requires_grad_(not hits)
+            matched |= hits
+            num_left += not hits
+    everywhere: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everywhere, (matched, num_left))
+    unused = [pattern for pattern in patterns if not any(pattern in hits for hits, _ in everywhere)]
+    if unused:
+        raise ValueError(f"--freeze-params: no parameter of the model has a name that {unused[0]!r} is found in")
+    if not all(left for _, left in everywhere):
+        raise ValueError(f"--freeze-params {' '.join(patterns)}: nothing is left to train on some worker")
+
+
+def _global_names(gpt: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Parameters of a pipeline stage, layers counted over the whole model."""
+
+    def renumber(match: re.Match[str]) -> str:
+        return f"decoder.layers.{gpt.decoder.layers[int(match[1])].layer_number - 1}."
+
+    for name, parameter in gpt.named_parameters():
+        yield re.sub(r"decoder\.layers\.(\d+)\.", renumber, name), parameter
 
 
 def _build_one(config: Config, architecture: Architecture, first: bool, last: bool, vp_stage: int | None) -> Any:

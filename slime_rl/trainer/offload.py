@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from slime_rl.trainer.model import unwrap
-from slime_rl.trainer.step import TrainState
+from slime_rl.trainer.state import TrainState
 
 
 @dataclass

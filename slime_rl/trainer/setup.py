@@ -9,15 +9,19 @@ import torch
 import torch.distributed as dist
 from transformers import AutoConfig
 
+from slime_rl.algorithms.adaptive_kl import AdaptiveKL
 from slime_rl.config import Config
 from slime_rl.trainer.arguments import parse_megatron_args
+from slime_rl.trainer.critic import critic_config
 from slime_rl.trainer.distributed import Layout
+from slime_rl.trainer.forward import CriticHead, PolicyHead, TokenHead
 from slime_rl.trainer.head import head_spec
-from slime_rl.trainer.model import build_models
+from slime_rl.trainer.model import build_models, freeze
 from slime_rl.trainer.optimizer import make_optimizer, make_scheduler, wrap_ddp
 from slime_rl.trainer.plugins import MODEL_CONVERSION
 from slime_rl.trainer.reference import ReferenceWeights
-from slime_rl.trainer.step import TrainState
+from slime_rl.trainer.state import TrainState
+from slime_rl.trainer.value_head import attach_value_head
 
 SAME_SHAPE = (
     "model_type",
@@ -35,22 +39,64 @@ def build_state(config: Config, layout: Layout, device: torch.device) -> tuple[T
     Raises:
         ValueError: parallel sizes, a reference or a checkpoint that do not fit the model.
     """
-    path, args = config.model.hf_checkpoint, parse_megatron_args(config.model.megatron_args)
+    path = config.model.hf_checkpoint
     conversion = MODEL_CONVERSION.load(config.model.model_conversion_path)(config, path)
     architecture = conversion.architecture
     _check_shape(config, architecture.config)
     models = build_models(config, architecture, layout, device)
     reference = None
     if config.algorithm.needs_reference:
-        _check_reference(config)
+        _check_same_shape("--ref-load", config, config.model.reference_path)
         conversion.load_weights(models, config.model.reference_path)
         reference = ReferenceWeights(models)
+    teacher = None
+    if config.model.teacher_load is not None:
+        _check_same_shape("--teacher-load", config, config.model.teacher_load)
+        conversion.load_weights(models, config.model.teacher_load)
+        teacher = ReferenceWeights(models)
     conversion.load_weights(models, path)
-    wrapped = wrap_ddp(models, architecture.config, args)
-    optimizer = make_optimizer(config, wrapped, args)
+    if config.model.freeze_params:
+        freeze(models, config.model.freeze_params)
     temperature = 1.0 if config.train.loss == "sft" else config.sampling.rollout_temperature
-    head = head_spec(layout.tp.group, layout.tp.rank, layout.tp.size, architecture.vocab_size, temperature)
-    state = TrainState(
+    spec = head_spec(layout.tp.group, layout.tp.rank, layout.tp.size, architecture.vocab_size, temperature)
+    head = PolicyHead(spec, layout, config.parallel.sequence_parallel)
+    state = _assemble(config, layout, device, models, architecture.config, head)
+    state.reference, state.teacher = reference, teacher
+    algorithm = config.algorithm
+    if algorithm.kl_target is not None:
+        state.adaptive_kl = AdaptiveKL(algorithm.kl_coef, algorithm.kl_target, algorithm.kl_horizon)
+    dist.barrier()
+    return state, conversion
+
+
+def build_critic(config: Config, layout: Layout, device: torch.device) -> TrainState:
+    """The critic's state: the body of --critic-load, a value head, and an optimizer of its own.
+
+    Raises:
+        ValueError: parallel sizes or a checkpoint that do not fit the critic's model.
+    """
+    config = critic_config(config)
+    path = config.model.hf_checkpoint
+    conversion = MODEL_CONVERSION.load(config.model.model_conversion_path)(config, path)
+    transformer = conversion.architecture.config
+    _check_shape(config, transformer)
+    models = build_models(config, conversion.architecture, layout, device)
+    conversion.load_weights(models, path)
+    attach_value_head(models, transformer.hidden_size, device)
+    head = CriticHead(layout, config.parallel.sequence_parallel)
+    state = _assemble(config, layout, device, models, transformer, head)
+    dist.barrier()
+    return state
+
+
+def _assemble(
+    config: Config, layout: Layout, device: torch.device, models: list[Any], transformer: Any, head: TokenHead
+) -> TrainState:
+    """Gradient buffers, optimizer and schedule around models that have their weights."""
+    args = parse_megatron_args(config.model.megatron_args)
+    wrapped = wrap_ddp(models, transformer, args)
+    optimizer = make_optimizer(config, wrapped, args)
+    return TrainState(
         config=config,
         layout=layout,
         device=device,
@@ -58,11 +104,8 @@ def build_state(config: Config, layout: Layout, device: torch.device) -> tuple[T
         optimizer=optimizer,
         scheduler=make_scheduler(config, optimizer),
         head=head,
-        hidden_size=architecture.config.hidden_size,
-        reference=reference,
+        hidden_size=transformer.hidden_size,
     )
-    dist.barrier()
-    return state, conversion
 
 
 def _check_shape(config: Config, transformer: Any) -> None:
@@ -92,17 +135,17 @@ def _check_shape(config: Config, transformer: Any) -> None:
             )
 
 
-def _check_reference(config: Config) -> None:
-    """--ref-load must have the architecture of --hf-checkpoint, since it takes turns with it in the same modules."""
-    if config.model.reference_path == config.model.hf_checkpoint:
+def _check_same_shape(flag: str, config: Config, path: str) -> None:
+    """A model that takes turns with the policy in the same modules must have its architecture."""
+    if path == config.model.hf_checkpoint:
         return
-    policy, reference = (
+    policy, other = (
         AutoConfig.from_pretrained(p, trust_remote_code=config.model.trust_remote_code)
-        for p in (config.model.hf_checkpoint, config.model.reference_path)
+        for p in (config.model.hf_checkpoint, path)
     )
     for name in SAME_SHAPE:
-        ours, theirs = getattr(policy, name, None), getattr(reference, name, None)
+        ours, theirs = getattr(policy, name, None), getattr(other, name, None)
         if ours != theirs:
             raise ValueError(
-                f"--ref-load must have the shape of --hf-checkpoint: its {name} is {theirs!r}, the policy's {ours!r}"
+                f"{flag} must have the shape of --hf-checkpoint: its {name} is {theirs!r}, the policy's {ours!r}"
             )

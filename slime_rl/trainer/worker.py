@@ -2,7 +2,7 @@
 
     TrainWorker(config, rank, …)
         device, threads, stand-ins ─► process groups ─► model from config.json ─► weights ─► DDP, optimizer, schedule
-    .train(step, batch)            .compute_log_probs(batch, which)
+    .train(step, batch)            .compute_log_probs(batch, which)      .compute_values(batch)
     .export_weights()              .save_hf(path)
     .save(path, step, extra)       .load(path)
     .offload() / .onload()
@@ -28,7 +28,9 @@ from slime_rl.trainer.device import prepare_process, resolve_device
 if TYPE_CHECKING:
     from slime_rl.data.batches import RolloutBatch
     from slime_rl.trainer.pending_save import PendingSave
-    from slime_rl.trainer.step import TrainState
+    from slime_rl.trainer.state import TrainState
+
+CRITIC_FOLDER, REFERENCE_FOLDER = "critic", "reference"  # in the checkpoint's folder of the policy
 
 
 class TrainWorker:
@@ -54,9 +56,10 @@ class TrainWorker:
         prepare_process(self.device_info, local_rank, config.cluster.train_threads_per_worker, world_size)
         from slime_rl.trainer import distributed
         from slime_rl.trainer.arguments import parse_megatron_args
-        from slime_rl.trainer.setup import build_state
+        from slime_rl.trainer.setup import build_critic, build_state
 
         self.state: TrainState
+        self.critic: TrainState | None = None
         try:
             layout = distributed.initialize(
                 config.parallel,
@@ -69,11 +72,13 @@ class TrainWorker:
                 config.train.seed,
             )
             self.state, self.conversion = build_state(config, layout, self.device)
+            if config.needs_critic:
+                self.critic = build_critic(config, layout, self.device)
         except BaseException:
             distributed.shutdown()  # the other ranks fail at once instead of waiting for this one
             raise
         self._offloaded: Any = None
-        self._pending_save: PendingSave | None = None
+        self._pending_saves: list[PendingSave] = []  # of the policy, and of the critic
 
     @property
     def data_parallel_rank(self) -> int:
@@ -89,9 +94,9 @@ class TrainWorker:
         """
         from slime_rl.trainer.step import train_step
 
-        if self._pending_save is not None:
-            self._pending_save.wait_until_copied()
-        return train_step(self.state, step, batch)
+        for pending in self._pending_saves:
+            pending.wait_until_copied()
+        return train_step(self.state, step, batch, self.critic)
 
     def compute_log_probs(self, batch: RolloutBatch, which: Literal["policy", "reference"] = "policy") -> Tensor:
         """Log-probs `[t]` float32 of the response tokens, in the order of the batch's samples, on the CPU.
@@ -102,23 +107,30 @@ class TrainWorker:
         from contextlib import nullcontext
 
         from slime_rl.trainer.shard import make_shard
-        from slime_rl.trainer.step import make_micro_batches, pass_log_probs
+        from slime_rl.trainer.token_pass import token_pass
 
         reference = self.state.reference
         if which == "reference" and reference is None:
             raise ValueError("there is no reference model: neither --use-kl-loss nor --kl-coef asks for one")
         shard = make_shard(self.config, batch, self.device)
-        micro_batches = make_micro_batches(self.state, shard, list(range(len(shard.sample_ids))))
         weights = nullcontext()
         if which == "reference" and reference is not None:
             weights = reference.swapped_into(self.state.models)
         with weights:
-            return pass_log_probs(self.state, shard, micro_batches).cpu()
+            return token_pass(self.state, shard).cpu()
 
-    def refresh_reference(self) -> None:
-        """Make the current policy the reference."""
-        if self.state.reference is not None:
-            self.state.reference.refresh(self.state.models)
+    def compute_values(self, batch: RolloutBatch) -> Tensor:
+        """The critic's values `[t]` float32 of the response tokens, as `compute_log_probs` orders them.
+
+        Raises:
+            ValueError: the run has no critic.
+        """
+        from slime_rl.trainer.shard import make_shard
+        from slime_rl.trainer.token_pass import token_pass
+
+        if self.critic is None:
+            raise ValueError("there is no critic: only --advantage-estimator gae has one")
+        return token_pass(self.critic, make_shard(self.config, batch, self.device)).cpu()
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
         """(Hugging Face name, full tensor on the worker's device), one at a time, in the same order on every rank.
@@ -138,18 +150,24 @@ class TrainWorker:
         """Write model, optimizer, schedule and random state into `path`; the caller makes the folder atomic."""
         from slime_rl.trainer.checkpoint import save
 
-        save(self.state, Path(path), step, extra)
+        self._save_reference(Path(path))
+        save(self.state, Path(path), step, self._with_own_extra(extra))
+        if self.critic is not None:
+            save(self.critic, Path(path) / CRITIC_FOLDER, step, {})
 
     def begin_save(self, path: str | Path, step: int, extra: dict[str, Any]) -> None:
         """As `save`, with a thread that writes; `finish_save` must follow before the next one."""
         from slime_rl.trainer.checkpoint import begin_save
 
-        assert self._pending_save is None, "the save before has not been finished"
-        self._pending_save = begin_save(self.state, Path(path), step, extra)
+        assert not self._pending_saves, "the save before has not been finished"
+        self._save_reference(Path(path))
+        self._pending_saves.append(begin_save(self.state, Path(path), step, self._with_own_extra(extra)))
+        if self.critic is not None:
+            self._pending_saves.append(begin_save(self.critic, Path(path) / CRITIC_FOLDER, step, {}))
 
     def save_is_written(self) -> bool:
         """Whether `finish_save` would not wait. Not collective."""
-        return self._pending_save is None or self._pending_save.is_written
+        return all(pending.is_written for pending in self._pending_saves)
 
     def finish_save(self) -> None:
         """Make what `begin_save` began a whole checkpoint.
@@ -157,9 +175,20 @@ class TrainWorker:
         Raises:
             OSError: a file could not be written, on this rank or another.
         """
-        pending, self._pending_save = self._pending_save, None
-        if pending is not None:
+        pending_saves, self._pending_saves = self._pending_saves, []
+        for pending in pending_saves:
             pending.finish()
+
+    def _with_own_extra(self, extra: dict[str, Any]) -> dict[str, Any]:
+        control = self.state.adaptive_kl
+        return extra if control is None else {**extra, "kl_coef": control.coef}
+
+    def _save_reference(self, path: Path) -> None:
+        """Where the reference follows the policy it is in no other place than here."""
+        from slime_rl.trainer.checkpoint import save_reference
+
+        if self.config.model.ref_update_interval is not None:
+            save_reference(self.state, path / REFERENCE_FOLDER)
 
     def load(self, path: str | Path) -> dict[str, Any]:
         """Continue from a folder that `save` wrote, on any parallel layout; `{"step": …, "extra": …}`.
@@ -167,9 +196,16 @@ class TrainWorker:
         Raises:
             ValueError: the folder holds no checkpoint, or one of another model.
         """
-        from slime_rl.trainer.checkpoint import load
+        from slime_rl.trainer.checkpoint import load, load_reference
 
-        return load(self.state, Path(path))
+        if self.critic is not None:
+            load(self.critic, Path(path) / CRITIC_FOLDER)
+        loaded = load(self.state, Path(path))
+        if self.config.model.ref_update_interval is not None and (Path(path) / REFERENCE_FOLDER).is_dir():
+            load_reference(self.state, Path(path) / REFERENCE_FOLDER)
+        if self.state.adaptive_kl is not None and "kl_coef" in loaded["extra"]:
+            self.state.adaptive_kl.coef = loaded["extra"]["kl_coef"]
+        return loaded
 
     def load_weights(self, path: str | Path) -> None:
         """Take only the weights of a folder that `save` or a conversion wrote, on any parallel layout.
@@ -185,10 +221,10 @@ class TrainWorker:
         """Move weights, gradients and optimizer state to host memory; on a CPU they are there already, and stay."""
         from slime_rl.trainer.offload import offload
 
-        if self._pending_save is not None:
-            self._pending_save.wait_until_copied()
+        for pending in self._pending_saves:
+            pending.wait_until_copied()
         if self.device_info.kind == "cuda" and self._offloaded is None:
-            self._offloaded = offload(self.state)
+            self._offloaded = offload(self.state) + (offload(self.critic) if self.critic is not None else [])
 
     def onload(self) -> None:
         """Undo `offload`."""

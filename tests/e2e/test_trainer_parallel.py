@@ -38,6 +38,9 @@ SPLITS = {
     "dp2_overlapped": ["--megatron-overlap-grad-reduce", "--megatron-overlap-param-gather"],
 }
 
+PPO = ["--advantage-estimator", "gae", "--critic-lr", "1e-3"]
+PPO_SPLITS = ["dp2", "tp2_sequence_parallel", "pp2", "cp2"]
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -61,6 +64,7 @@ def single(folder: Path) -> dict[str, Outcome]:
         "one_sample_each": make_job(folder, "--micro-batch-size", "1"),
         "first_four": make_job(folder, steps=slice(0, 4), save=saved),
         "resumed": make_job(folder, steps=slice(4, 5), load=saved),
+        "ppo": make_job(folder, *PPO, steps=slice(0, 2)),
     }
     return dict(zip(jobs, run_jobs(list(jobs.values()), 1), strict=True))
 
@@ -69,6 +73,8 @@ def single(folder: Path) -> dict[str, Outcome]:
 def double(folder: Path, single: dict[str, Outcome]) -> dict[str, Outcome]:
     saved = folder / "checkpoint"
     jobs = {name: make_job(folder, *flags, workers=2) for name, flags in SPLITS.items()}
+    for name in PPO_SPLITS:
+        jobs[f"ppo_{name}"] = make_job(folder, *PPO, *SPLITS[name], workers=2, steps=slice(0, 2))
     for name in ("dp2", "tp2", "pp2"):
         jobs[f"resumed_{name}"] = make_job(folder, *SPLITS[name], workers=2, steps=slice(4, 5), load=saved)
     return dict(zip(jobs, run_jobs(list(jobs.values()), 2), strict=True))
@@ -88,6 +94,14 @@ def test_micro_batch_size_does_not_change_training(single: dict[str, Outcome]) -
 @pytest.mark.parametrize("split", list(SPLITS))
 def test_two_workers_train_as_one_does(split: str, single: dict[str, Outcome], double: dict[str, Outcome]) -> None:
     assert relative_difference(double[split], single["whole"]) < LIMIT
+
+
+@pytest.mark.parametrize("split", PPO_SPLITS)
+def test_two_workers_train_the_critic_as_one_does(
+    split: str, single: dict[str, Outcome], double: dict[str, Outcome]
+) -> None:
+    assert single["ppo"].metrics[1]["critic/grad_norm"] > 0
+    assert relative_difference(double[f"ppo_{split}"], single["ppo"]) < LIMIT
 
 
 def test_resumed_run_continues_exactly(single: dict[str, Outcome]) -> None:

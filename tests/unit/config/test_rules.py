@@ -47,6 +47,17 @@ RULES = [
     ("--load", "no/such/folder", "must be a folder that exists", "no/such/folder"),
     ("--prompt-data", "no/such/file.jsonl", "must be a file that exists", "no/such/file.jsonl"),
     ("--ref-load", "no/such/folder", "must be a folder that exists", "no/such/folder"),
+    ("--teacher-load", "no/such/folder", "must be a folder that exists", "no/such/folder"),
+    ("--policy-loss", "distillation", "needs --teacher-load", "distillation"),
+    ("--ref-update-interval", "0", "must be > 0", "0"),
+    ("--ref-update-interval", "5", "needs a reference", "5"),
+    ("--kl-target", "0.1", "needs --kl-coef > 0", "0.1"),
+    ("--n-samples-per-prompt", "1", "must be > 1 with --advantage-estimator grpo", "1"),
+    ("--critic-lr", "1e-3", "needs --advantage-estimator gae", "0.001"),
+    ("--critic-warmup-steps", "-1", "must be >= 0", "-1"),
+    ("--critic-load", "no/such/folder", "must be a folder that exists", "no/such/folder"),
+    ("--dump-train-steps", "-1", "must be >= 0", "-1"),
+    ("--freeze-params", "[", "must be regular expressions", "["),
     ("--log-samples", "-1", "must be >= 0", "-1"),
     ("--weight-sync-bucket-bytes", "0", "must be > 0", "0"),
     ("--engine-health-timeout-s", "0", "must be > 0", "0.0"),
@@ -79,7 +90,8 @@ def test_supervised_training_takes_one_sample_per_row_and_a_label(tmp_path: Path
 
 def test_spread_filter_needs_a_group(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"--dynamic-filter-path nonzero_std needs --n-samples-per-prompt > 1.*got 1"):
-        make_config(tmp_path, "--n-samples-per-prompt", "1", "--dynamic-filter-path", "nonzero_std")
+        flags = ["--n-samples-per-prompt", "1", "--dynamic-filter-path", "nonzero_std"]
+        make_config(tmp_path, *flags, "--advantage-estimator", "reinforce")
 
 
 def test_warmup_must_end_before_the_schedule_does(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def test_offloaded_state_comes_back_unchanged(model_path: Path) -> None:
         assert with_break[name] == without[name]
 
 
-def test_loss_that_is_not_finite_names_step_micro_batch_and_samples(model_path: Path) -> None:
+def test_loss_that_is_not_finite_names_step_micro_batch_and_samples(model_path: Path, tmp_path: Path) -> None:
     from slime_rl.trainer.loss import NonFiniteError
 
     batch = make_batch(step=4)
@@ -197,7 +197,8 @@ def test_loss_that_is_not_finite_names_step_micro_batch_and_samples(model_path: 
         "rewards": rewards,
     }
     bad = RolloutBatch({**batch.tensors, **changes}, None, batch.meta_info)
-    with open_worker(model_path, "--old-log-probs", "rollout") as worker:
+    flags = ["--old-log-probs", "rollout", "--run-dir", str(tmp_path)]
+    with open_worker(model_path, *flags) as worker:
         before = {name: tensor.clone() for name, tensor in worker.export_weights()}
         with pytest.raises(NonFiniteError, match=r"step 4, epoch 0, update 0.*micro-batch \d+ .*samples \[5\]"):
             worker.train(4, bad)

@@ -1,0 +1,150 @@
+"""One optimizer update on disk, whole enough to be computed again, with no pickle in it.
+
+    RUN_DIR/train_dumps/step_00000012/policy_epoch0_update1/
+        config.json                   the run's configuration
+        rank_00000/update.json        rows, losses of the micro-batches, metrics, and the problem if there was one
+        rank_00000/tensors.safetensors   inputs per token, and weights before the update
+        rank_00000/batch/             this worker's samples
+
+Workers that hold the same weights write them once. `trainer/replay.py` reads it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor
+
+from slime_rl.config import Config
+from slime_rl.data.batches import RolloutBatch
+from slime_rl.data.storage import save_batch
+from slime_rl.trainer.loss import MicroBatchResult, Objective
+from slime_rl.trainer.model import unwrap
+from slime_rl.trainer.state import TrainState
+
+FOLDER = "train_dumps"
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateRecord:
+    """Which update of the run it is, and which of this worker's rows it trains on."""
+
+    role: str  # "policy" or "critic"
+    step: int
+    epoch: int
+    update: int
+    rows: list[int]
+
+    @property
+    def is_first(self) -> bool:
+        return self.epoch == 0 and self.update == 0
+
+    @property
+    def where(self) -> str:
+        who = "" if self.role == "policy" else f"{self.role}, "
+        return f"{who}step {self.step}, epoch {self.epoch}, update {self.update}"
+
+    def folder(self, run_dir: Path) -> Path:
+        return run_dir / FOLDER / f"step_{self.step:08d}" / f"{self.role}_epoch{self.epoch}_update{self.update}"
+
+
+def is_due(config: Config, step: int) -> bool:
+    """Whether --dump-train-steps asks for this step."""
+    return step in config.logging.dump_train_steps
+
+
+def dump_update(
+    state: TrainState,
+    batch: RolloutBatch,
+    inputs: Objective,
+    record: UpdateRecord,
+    results: list[MicroBatchResult],
+    metrics: dict[str, float],
+    problem: str | None,
+) -> Path:
+    """Write everything that this update's loss and gradient come from; the folder, complete on return. Collective."""
+    folder = record.folder(state.config.run_dir)
+    rank, owner = dist.get_rank(), weights_owner(state)
+    own = folder / f"rank_{rank:05d}"
+    own.mkdir(parents=True, exist_ok=True)
+    tensors = {f"inputs/{name}": value for name, value in _input_tensors(inputs)}
+    if owner == rank:
+        tensors |= {f"weights/{name}": value for name, value in named_weights(state.models)}
+    save_file({name: value.detach().cpu().clone() for name, value in tensors.items()}, own / "tensors.safetensors")
+    save_batch(batch, own / "batch")
+    content = dataclasses.asdict(record) | {
+        "format": FORMAT,
+        "world_size": dist.get_world_size(),
+        "weights_rank": owner,
+        "version": getattr(inputs, "version", None),
+        "micro_batches": [
+            {
+                "index": r.index,
+                "samples": [int(batch.dense("sample_ids")[row]) for row in r.rows],
+                "loss": as_json(float(r.loss)),
+            }
+            for r in results
+        ],
+        "metrics": {name: as_json(value) for name, value in metrics.items()},
+        "problem": problem,
+    }
+    (own / "update.json").write_text(json.dumps(content, indent=2) + "\n")
+    if rank == 0:
+        (folder / "config.json").write_text(json.dumps(dataclasses.asdict(state.config), indent=2) + "\n")
+    dist.barrier()
+    return folder
+
+
+def _input_tensors(inputs: Objective) -> Iterator[tuple[str, Tensor]]:
+    for field in dataclasses.fields(inputs):
+        value = getattr(inputs, field.name)
+        if isinstance(value, Tensor):
+            yield field.name, value
+
+
+def named_weights(models: list[Any]) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter and buffer of this rank under a name that is the same in every run."""
+    for i, model in enumerate(models):
+        for name, value in unwrap(model).state_dict(keep_vars=True).items():
+            if isinstance(value, Tensor):
+                yield f"{i}/{name}", value
+
+
+def weights_owner(state: TrainState) -> int:
+    """Global rank that writes the weights which this rank holds too: the first of its data-parallel group.
+
+    With expert parallelism those workers hold different experts, and each writes its own.
+    """
+    if state.config.parallel.expert_model_parallel_size > 1:
+        return dist.get_rank()
+    return dist.get_global_rank(state.layout.dp_cp.group, 0)
+
+
+def as_json(value: float) -> float | str:
+    """JSON has no NaN: "nan", "inf" and "-inf" stand for what is not finite, and `float()` reads them."""
+    return value if math.isfinite(value) else str(value)
+
+
+@torch.no_grad()
+def restore_weights(models: list[Any], tensors: dict[str, Tensor]) -> None:
+    """Put the weights of a dump into the models.
+
+    Raises:
+        ValueError: the dump is of another model.
+    """
+    own = dict(named_weights(models))
+    if own.keys() != tensors.keys():
+        odd = sorted(own.keys() ^ tensors.keys())
+        raise ValueError(f"the dump is of another model or layout: {len(odd)} weights differ, such as {odd[0]}")
+    for name, value in own.items():
+        value.data.copy_(tensors[name])

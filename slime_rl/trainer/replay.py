@@ -1,0 +1,90 @@
+"""Computing a dumped update again, on the same number of workers: the same batch, inputs and weights."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from slime_rl.config import Config, recorded_config
+from slime_rl.data.batches import RolloutBatch
+from slime_rl.data.storage import load_batch
+from slime_rl.data.tensor_file import load_tensors
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What was logged for an update, and what came out now; micro-batches of this worker alone."""
+
+    record: dict[str, Any]
+    metrics: dict[str, float]
+    micro_batch_losses: list[float]
+    problem: str | None
+
+
+def find_updates(path: Path, step: int | None) -> list[Path]:
+    """The dumped updates of a run folder, a step's folder or one update's folder, in the order they were made.
+
+    Raises:
+        ValueError: nothing is there, or several steps are and `step` does not say which.
+    """
+    found = sorted(file.parent.parent for file in path.rglob("rank_00000/update.json"))
+    if step is not None:
+        found = [folder for folder in found if _read(folder, 0)["step"] == step]
+    if not found:
+        which = "" if step is None else f" of step {step}"
+        raise ValueError(f"{path} holds no dump of a training update{which} (RUN_DIR/train_dumps, --dump-train-steps)")
+    steps = sorted({_read(folder, 0)["step"] for folder in found})
+    if len(steps) > 1:
+        raise ValueError(f"{path} holds dumps of the steps {', '.join(map(str, steps))}; say which")
+    return sorted(found, key=lambda folder: [_read(folder, 0)[key] for key in ("role", "epoch", "update")])
+
+
+def world_size(folder: Path) -> int:
+    """Workers that the dumped update ran on."""
+    return int(_read(folder, 0)["world_size"])
+
+
+def read_config(folder: Path) -> Config:
+    """The Config of the run that made the dump."""
+    return recorded_config(json.loads((folder / "config.json").read_text()))
+
+
+def replay_update(worker: Any, folder: Path) -> Replay:
+    """Compute the update's loss and gradient with `worker` (a TrainWorker of the dump's config). Collective.
+
+    Raises:
+        ValueError: the dump does not fit the worker's model.
+    """
+    from slime_rl.trainer.dump import restore_weights
+    from slime_rl.trainer.loss import CriticInputs, PolicyInputs, find_problem
+    from slime_rl.trainer.shard import make_shard
+    from slime_rl.trainer.update import forward_backward, measure
+
+    record = _read(folder, worker.rank)
+    state = worker.state if record["role"] == "policy" else worker.critic
+    own = folder / f"rank_{worker.rank:05d}"
+    tensors = load_tensors(own / "tensors.safetensors")
+    holder = load_tensors(folder / f"rank_{record['weights_rank']:05d}" / "tensors.safetensors")
+    restore_weights(state.models, _part(holder, "weights/"))
+    shard = make_shard(state.config, load_batch(own / "batch", RolloutBatch), state.device)
+    given: dict[str, Any] = {name: value.to(state.device) for name, value in _part(tensors, "inputs/").items()}
+    if record["role"] == "policy":
+        absent: dict[str, Any] = dict.fromkeys(field.name for field in fields(PolicyInputs))
+        objective = PolicyInputs(**(absent | given | {"version": record["version"]}))
+    else:
+        objective = CriticInputs(**given)
+    loss_fn = objective.loss_fn(state.config, record["epoch"] == 0 and record["update"] == 0)
+    results, _ = forward_backward(state, shard, record["rows"], loss_fn)
+    metrics = measure(state, results)
+    problem = find_problem(results, metrics["grad_norm"], shard.sample_ids, state.layout.dp.rank, state.device)
+    return Replay(record, metrics, [float(r.loss) for r in results], problem)
+
+
+def _part(tensors: dict[str, Any], prefix: str) -> dict[str, Any]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def _read(folder: Path, rank: int) -> dict[str, Any]:
+    return json.loads((folder / f"rank_{rank:05d}" / "update.json").read_text())

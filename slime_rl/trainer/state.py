@@ -1,0 +1,35 @@
+"""What a worker trains with: one such state for the policy, and one for the critic where there is one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from slime_rl.algorithms.adaptive_kl import AdaptiveKL
+from slime_rl.config import Config
+from slime_rl.trainer.distributed import Layout
+from slime_rl.trainer.forward import TokenHead
+from slime_rl.trainer.reference import ReferenceWeights
+
+
+@dataclass
+class TrainState:
+    """What a training step works on. The modules and the optimizer change in place."""
+
+    config: Config
+    layout: Layout
+    device: torch.device
+    models: list[Any]  # DDP-wrapped chunks of this pipeline stage
+    optimizer: Any
+    scheduler: Any
+    head: TokenHead
+    hidden_size: int
+    reference: ReferenceWeights | None = None
+    teacher: ReferenceWeights | None = None
+    adaptive_kl: AdaptiveKL | None = None
+
+    @property
+    def sequence_parallel(self) -> bool:
+        return self.config.parallel.sequence_parallel

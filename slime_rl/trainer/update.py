@@ -1,0 +1,81 @@
+"""Optimizer updates: micro-batches ─► forward/backward ─► check (and dump) ─► clip ─► optimizer ─► schedule."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from slime_rl.data.batches import RolloutBatch
+from slime_rl.trainer import optimizer as optim
+from slime_rl.trainer.dump import UpdateRecord, dump_update, is_due
+from slime_rl.trainer.forward import LossFn, run
+from slime_rl.trainer.loss import MicroBatchResult, NonFiniteError, Objective, find_problem, reduce_metrics
+from slime_rl.trainer.shard import Shard
+from slime_rl.trainer.state import TrainState
+from slime_rl.trainer.timing import PhaseTimer
+from slime_rl.trainer.token_pass import make_micro_batches
+
+
+@dataclass(frozen=True)
+class StepData:
+    """This worker's share of a step."""
+
+    batch: RolloutBatch
+    shard: Shard
+    step: int
+
+
+def run_updates(state: TrainState, data: StepData, objective: Objective, timer: PhaseTimer) -> dict[str, list[float]]:
+    """Every update of every epoch of the step; each metric's values, one per update.
+
+    Raises:
+        NonFiniteError: a loss or gradient is NaN or infinite; names the dump that was written.
+    """
+    train, collected = state.config.train, defaultdict(list)
+    update_ids = data.shard.update_ids.tolist()
+    for epoch in range(train.num_epochs_per_rollout):
+        for number in range(train.num_updates_per_rollout):
+            rows = [row for row, of in enumerate(update_ids) if of == number]
+            record = UpdateRecord(role=objective.role, step=data.step, epoch=epoch, update=number, rows=rows)
+            for name, value in _update(state, data, objective, record, timer).items():
+                collected[name].append(value)
+    return collected
+
+
+def _update(
+    state: TrainState, data: StepData, objective: Objective, record: UpdateRecord, timer: PhaseTimer
+) -> dict[str, float]:
+    """One optimizer update."""
+    with timer.phase("forward_backward"):
+        loss_fn = objective.loss_fn(state.config, record.is_first)
+        results, num_micro_batches = forward_backward(state, data.shard, record.rows, loss_fn)
+    with timer.phase("optimizer"):
+        metrics = measure(state, results)
+        problem = find_problem(results, metrics["grad_norm"], data.shard.sample_ids, state.layout.dp.rank, state.device)
+        if problem is not None or is_due(state.config, data.step):
+            folder = dump_update(state, data.batch, objective, record, results, metrics, problem)
+            if problem is not None:
+                raise NonFiniteError(
+                    f"{record.where}: {problem}; nothing was updated. To see it again: "
+                    f"python tools/replay_step.py {folder}"
+                )
+        rate = optim.step(state.models, state.optimizer, state.scheduler)
+    return metrics | {"lr": rate, "num_microbatches": float(num_micro_batches)}
+
+
+def forward_backward(
+    state: TrainState, shard: Shard, rows: list[int], loss_fn: LossFn
+) -> tuple[list[MicroBatchResult], int]:
+    """(results on the last pipeline stage, number of micro-batches); leaves the summed gradients in the buffers."""
+    micro_batches = make_micro_batches(state, shard, rows)
+    optim.zero_grad(state.models, state.optimizer)
+    return run(state.models, micro_batches, loss_fn, state.head, backward=True), len(micro_batches)
+
+
+def measure(state: TrainState, results: list[MicroBatchResult]) -> dict[str, float]:
+    """Metrics of an update before the optimizer runs, the same on every rank; `grad_norm` among them."""
+    return reduce_metrics(results, state.layout, state.device) | {"grad_norm": optim.grad_norm(state.optimizer)}
+
+
+def mean_of(values: list[float]) -> float:
+    return sum(values) / len(values)

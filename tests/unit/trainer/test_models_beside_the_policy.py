@@ -1,0 +1,116 @@
+"""Reference that follows, teacher, adaptive KL and frozen parameters in one real worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.trainer_cases import free_ports, make_batch, make_checkpoint, make_config
+from slime_rl.trainer.worker import TrainWorker
+
+
+@contextmanager
+def open_worker(path: Path, *flags: str) -> Iterator[TrainWorker]:
+    worker = TrainWorker(make_config(path, *flags), 0, 1, "127.0.0.1", free_ports(1)[0])
+    try:
+        yield worker
+    finally:
+        worker.shutdown()
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    make_checkpoint(path, num_hidden_layers=2)
+    return path
+
+
+def test_reference_follows_the_policy_and_is_in_the_checkpoint(model_path: Path, tmp_path: Path) -> None:
+    flags = ["--use-kl-loss", "--kl-loss-coef", "0.1", "--ref-update-interval", "2", "--lr", "1e-2"]
+    batch = make_batch()
+    with open_worker(model_path, *flags) as worker:
+        first = worker.compute_log_probs(batch, "reference")
+        worker.train(0, make_batch(0))
+        assert torch.equal(worker.compute_log_probs(batch, "reference"), first)
+        worker.train(1, make_batch(1))
+        second = worker.compute_log_probs(batch, "reference")
+        assert torch.equal(second, worker.compute_log_probs(batch)) and not torch.equal(second, first)
+        worker.train(2, make_batch(2))
+        worker.save(tmp_path / "saved", 3, {})
+    with open_worker(model_path, *flags) as worker:
+        worker.load(tmp_path / "saved")
+        assert torch.equal(worker.compute_log_probs(batch, "reference"), second)
+        assert not torch.equal(worker.compute_log_probs(batch), second)
+
+
+def test_distillation_moves_the_policy_to_the_teacher(model_path: Path, tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "teacher", num_hidden_layers=2, seed=9)
+    flags = ["--policy-loss", "distillation", "--teacher-load", str(tmp_path / "teacher"), "--lr", "3e-3"]
+    batch = make_batch()
+    mask = batch.ragged("loss_mask").values > 0
+    with open_worker(tmp_path / "teacher") as worker:
+        teacher = worker.compute_log_probs(batch)
+    with open_worker(model_path, *flags, "--old-log-probs", "recompute") as worker:
+        gap = (worker.compute_log_probs(batch) - teacher)[mask]
+        metrics = worker.train(0, batch)
+        assert metrics["train/teacher_kl"] == pytest.approx(float(gap.mean()), rel=1e-4)
+        # Tokens that the teacher likes better gain, the others lose.
+        moved = (worker.compute_log_probs(batch)[mask] - (gap + teacher[mask])) * -gap
+        assert float(moved.mean()) > 0
+
+
+def test_teacher_of_another_shape_is_refused(model_path: Path, tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "teacher", num_hidden_layers=1)
+    flags = ["--policy-loss", "distillation", "--teacher-load", str(tmp_path / "teacher")]
+    with (
+        pytest.raises(ValueError, match="--teacher-load must have the shape of --hf-checkpoint: its num_hidden_layers"),
+        open_worker(model_path, *flags),
+    ):
+        pass
+
+
+def test_kl_coefficient_follows_its_target_and_is_in_the_checkpoint(model_path: Path, tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "reference", num_hidden_layers=2, seed=5)
+    flags = [
+        "--kl-coef",
+        "0.1",
+        "--kl-target",
+        "1e-4",
+        "--kl-horizon",
+        "120",
+        "--ref-load",
+        str(tmp_path / "reference"),
+    ]
+    flags += ["--kl-reward-type", "k2"]  # never negative, and far above the target
+    with open_worker(model_path, *flags) as worker:
+        assert worker.train(0, make_batch(0))["train/kl_coef"] == 0.1
+        metrics = worker.train(1, make_batch(1))
+        assert metrics["train/kl_coef"] == pytest.approx(0.1 * (1 + 0.2 * 12 / 120))
+        assert metrics["train/kl_reward"] > 1e-3
+        worker.save(tmp_path / "saved", 2, {"cursor": 1})
+        third = worker.train(2, make_batch(2))
+    with open_worker(model_path, *flags) as worker:
+        worker.load(tmp_path / "saved")
+        resumed = worker.train(2, make_batch(2))
+    assert resumed["train/kl_coef"] == third["train/kl_coef"] > metrics["train/kl_coef"]
+    assert resumed["train/loss"] == third["train/loss"]
+
+
+def test_frozen_parameters_stay_and_the_others_move(model_path: Path) -> None:
+    patterns = ["embedding", r"decoder\.layers\.0\.", "layernorm"]
+    with open_worker(model_path, "--freeze-params", *patterns, "--lr", "1e-2") as worker:
+        before = {name: tensor.clone() for name, tensor in worker.export_weights()}
+        worker.train(0, make_batch())
+        moved = {name for name, tensor in worker.export_weights() if not torch.equal(before[name], tensor)}
+    assert "lm_head.weight" in moved and "model.layers.1.mlp.down_proj.weight" in moved
+    assert not any("embed" in name or "layers.0." in name or "layernorm" in name for name in moved)
+
+
+def test_pattern_that_freezes_nothing_or_everything_is_refused(model_path: Path) -> None:
+    for pattern, message in (("no_such_layer", "no parameter of the model"), (".", "nothing is left to train")):
+        with pytest.raises(ValueError, match=message), open_worker(model_path, "--freeze-params", pattern):
+            pass

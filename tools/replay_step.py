@@ -1,0 +1,127 @@
+"""Compute a dumped training step again and compare every number with what was logged.
+
+    python tools/replay_step.py RUN_DIR [STEP]
+    python tools/replay_step.py RUN_DIR/train_dumps/step_00000012/policy_epoch0_update0
+
+Dumps are written for steps named by --dump-train-steps, and always where a loss or gradient is not finite. The replay
+starts as many worker processes as the run had; it needs --hf-checkpoint where it was. Exits with 1
+when a number differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import socket
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from slime_rl.trainer.replay import find_updates, read_config, replay_update, world_size
+
+WORKER_TIMEOUT_S = 600
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("path", type=Path, help="run folder, or the folder of a dumped step or update")
+    parser.add_argument("step", type=int, nargs="?", help="which step, where several were dumped")
+    arguments = parser.parse_args(argv)
+    try:
+        folders = find_updates(arguments.path, arguments.step)
+        replays = run_workers(folders)
+    except ValueError as error:
+        print(f"replay_step: {error}", file=sys.stderr)
+        return 2
+    exact = [print_update(replay) for replay in replays]
+    print_step(arguments.path, replays)
+    print(f"updates={len(replays)} exact={sum(exact)}")
+    return 0 if all(exact) else 1
+
+
+def run_workers(folders: list[Path]) -> list[Any]:
+    """The replay of every update as the last pipeline stage sees it."""
+    size = world_size(folders[0])
+    context = multiprocessing.get_context("spawn")
+    results: Any = context.Queue()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    workers = [context.Process(target=work, args=(folders, rank, size, port, results)) for rank in range(size)]
+    for worker in workers:
+        worker.start()
+    try:
+        answers = [results.get(timeout=WORKER_TIMEOUT_S) for _ in workers]
+    finally:
+        for worker in workers:
+            worker.join(timeout=10)
+            worker.kill()
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+    return merge([answer for _, answer in sorted(answers)])
+
+
+def work(folders: list[Path], rank: int, size: int, port: int, results: Any) -> None:
+    warnings.filterwarnings("ignore")
+    try:
+        from slime_rl.trainer.worker import TrainWorker
+
+        worker = TrainWorker(read_config(folders[0]), rank, size, "127.0.0.1", port)
+        replays = [replay_update(worker, folder) for folder in folders]
+        worker.shutdown()
+        results.put((rank, replays))
+    except Exception as error:  # shown by the parent
+        results.put(error if isinstance(error, ValueError) else RuntimeError(f"rank {rank}: {error!r}"))
+
+
+def merge(per_rank: list[list[Any]]) -> list[Any]:
+    """Update by update, rank 0's metrics with the micro-batches of every rank that has the loss."""
+    merged = []
+    for ranks in zip(*per_rank, strict=True):
+        first = ranks[0]
+        first.record["micro_batches"] = [part for r in ranks for part in r.record["micro_batches"]]
+        first.micro_batch_losses[:] = [loss for r in ranks for loss in list(r.micro_batch_losses)]
+        merged.append(first)
+    return merged
+
+
+def print_update(replay: Any) -> bool:
+    """Whether all of it came out as logged."""
+    record = replay.record
+    print(f"\n{record['role']}, step {record['step']}, epoch {record['epoch']}, update {record['update']}")
+    same = True
+    for part, loss in zip(record["micro_batches"], replay.micro_batch_losses, strict=True):
+        same &= equal(part["loss"], loss)
+        print(f"  micro-batch {part['index']}: loss {part['loss']} -> {loss}  samples {part['samples']}")
+    for name, logged in record["metrics"].items():
+        same &= equal(logged, replay.metrics[name])
+        print(f"  {name:<28} {logged} -> {replay.metrics[name]}")
+    if record["problem"] is not None or replay.problem is not None:
+        same &= record["problem"] == replay.problem
+        print(f"  logged:   {record['problem']}\n  replayed: {replay.problem}")
+    print("  every number is the same" if same else "  NOT the same")
+    return same
+
+
+def equal(logged: float | str, now: float) -> bool:
+    return float(logged) == now or (float(logged) != float(logged) and now != now)  # NaN is unlike itself
+
+
+def print_step(path: Path, replays: list[Any]) -> None:
+    """The step's loss, which is the mean over its updates, beside the one in metrics.jsonl."""
+    losses = [r.metrics["loss"] for r in replays if "loss" in r.metrics]
+    file = path / "metrics.jsonl"
+    if not losses or not file.is_file():
+        return
+    step = replays[0].record["step"]
+    logged = [line["train/loss"] for line in map(json.loads, file.read_text().splitlines()) if line["step"] == step]
+    print(f"\nstep {step}: train/loss {logged[-1] if logged else 'not logged'} -> {sum(losses) / len(losses)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
