@@ -1,6 +1,7 @@
 """The HTTP side of the gateway: an agent's official client talks to it as if it were the API.
 
     base_url + "/chat/completions"   OpenAI, with stream        key: Authorization: Bearer KEY
+    base_url + "/responses"          OpenAI, with stream
     base_url + "/messages"           Anthropic, with stream     key: x-api-key: KEY
     base_url + "/models"             OpenAI
     base_url + "/session/reward"     {"reward": 1.0, "finish": true}: ours, for agents that know how they did
@@ -21,7 +22,7 @@ from typing import Any
 
 from aiohttp import web
 
-from slime_rl.rollout.agent.gateway import anthropic_api, openai_api
+from slime_rl.rollout.agent.gateway import anthropic_api, openai_api, responses_api
 from slime_rl.rollout.agent.gateway.sessions import GatewayError, Session, Turn
 from slime_rl.types import Sample
 
@@ -50,6 +51,7 @@ class Gateway:
     async def start(self) -> None:
         app = web.Application(client_max_size=MAX_BODY_BYTES)
         app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/v1/responses", self._responses)
         app.router.add_post("/v1/messages", self._messages)
         app.router.add_post("/v1/session/reward", self._reward)
         app.router.add_get("/v1/models", self._models)
@@ -106,6 +108,28 @@ class Gateway:
         if body.get("stream"):
             return await _send(request, openai_api.stream(turn, identity, model))
         return web.json_response(openai_api.completion(turn, identity, model))
+
+    async def _responses(self, request: web.Request) -> web.StreamResponse:
+        try:
+            session, _ = self._session_of(request)
+            asked: dict[str, Any] = {}
+
+            def read(body: dict[str, Any]) -> dict[str, Any]:
+                asked.update(responses_api.read_request(body, session.conversations))
+                return asked
+
+            turn, body = await self._complete(request, read)
+        except GatewayError as error:
+            return _refusal(error)
+        identity, model = secrets.token_hex(8), str(body.get("model", MODEL))
+        answer = responses_api.response_of(turn, identity, model)
+        kept = (
+            asked["messages"][1:] if body.get("instructions") else asked["messages"]
+        )  # instructions hold for one call
+        session.conversations[answer["id"]] = [*kept, turn.answer]
+        if body.get("stream"):
+            return await _send(request, responses_api.stream(turn, identity, model))
+        return web.json_response(answer)
 
     async def _messages(self, request: web.Request) -> web.StreamResponse:
         try:

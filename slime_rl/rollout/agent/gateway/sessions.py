@@ -67,6 +67,7 @@ class Session:
         self.reward: float | None = None
         self.finished = asyncio.Event()
         self.num_calls = 0
+        self.conversations: dict[str, list[Message]] = {}  # up to each answer that a later call may name by its id
         self.interrupted = False  # by the run: a call was refused for that
         self._renderers: dict[str, TurnRenderer] = {}
 

@@ -256,3 +256,48 @@ def test_anthropic_results_come_before_the_text_beside_them() -> None:
     blocks = [{"type": "text", "text": "so?"}, {"type": "tool_result", "tool_use_id": "x", "content": "51"}]
     read = read_message({"role": "user", "content": blocks})
     assert [m["role"] for m in read] == ["tool", "user"] and read[1]["content"] == "so?"
+
+
+async def responses_agent(data: dict[str, Any], base_url: str, api_key: str) -> float:
+    """Two turns on the responses API: a call by its items, a further question by the response's id."""
+    from openai import AsyncOpenAI
+
+    tool: Any = {"type": "function", "name": "calculator", "parameters": {"type": "object", "properties": {}}}
+    async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+        items: list[Any] = [{"role": "user", "content": data["prompt"]}]
+        first = await client.responses.create(model="policy", input=items, tools=[tool], instructions="be brief")
+        (call,) = [item for item in first.output if item.type == "function_call"]
+        items += [item.model_dump(exclude_none=True) for item in first.output]
+        items.append({"type": "function_call_output", "call_id": call.call_id, "output": "51"})
+        second = await client.responses.create(model="policy", input=items, tools=[tool], instructions="be brief")
+        assert second.output_text == data["label"], second
+        events = [
+            event
+            async for event in await client.responses.create(
+                model="policy",
+                input="sure?",
+                previous_response_id=second.id,
+                tools=[tool],
+                instructions="be brief",
+                stream=True,
+            )
+        ]
+    assert events[-1].type == "response.completed" and events[-1].response.output_text == "yes"
+    return 1.0
+
+
+def test_the_responses_api_of_the_official_client(tmp_path: Path) -> None:
+    pytest.importorskip("openai")
+    turns = [calling(("calculator", {"expression": "17*3"})), "51" + END, "yes" + END]
+    (sample,) = run_agent(tmp_path, "test_gateway:responses_agent", turns)
+    assert sample.metadata["agent"]["num_turns"] == 3
+    text = TOKENIZER.decode(sample.tokens)
+    assert text.count("be brief") == 1 and "<tool_response>\n51\n</tool_response>" in text
+
+
+def test_a_response_that_the_session_did_not_give_is_refused(tmp_path: Path) -> None:
+    async def body(session: Session, post: Any) -> Any:
+        return await post("/responses", {"input": "hi", "previous_response_id": "resp_0"})
+
+    _, _, (status, content) = talk(tmp_path, [], body)
+    assert status == 404 and "none of this session" in content["error"]["message"]
