@@ -46,6 +46,12 @@ def test_cpu_and_cuda_engines_differ_in_backend_and_schedule(tmp_path: Path) -> 
     assert not any(a.startswith(("--attention-backend", "--sleep-on-idle", "--disable-overlap")) for a in cuda)
 
 
+def test_deterministic_engines_run_requests_of_fixed_shapes(tmp_path: Path) -> None:
+    cpu, cuda = (engine_arguments(tmp_path, "--deterministic", device=device) for device in ("cpu", "cuda"))
+    assert {"--max-running-requests=1", "--disable-radix-cache"} <= set(cpu)
+    assert "--enable-deterministic-inference" in cuda and "--enable-deterministic-inference" not in cpu
+
+
 def test_in_place_updates_run_without_prefix_cache(tmp_path: Path) -> None:
     in_place = engine_arguments(tmp_path, "--weight-update-mode", "in_place", device="cuda")
     assert {"--disable-radix-cache", "--disable-overlap-schedule"} <= set(in_place)
