@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -201,3 +202,31 @@ def test_a_router_that_does_not_answer_ends_the_run_at_the_deadline(tmp_path: Pa
         server.close()
 
     asyncio.run(go())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_mix_of_settings_comes_through_within_the_bound(tmp_path: Path, seed: int) -> None:
+    """Every step trains, no token is too old, no group trains twice, and the ledger accounts for all."""
+    rng = random.Random(seed)
+    bound = rng.choice([0, 1, 2, 4])
+    flags = ["--fully-async", "--max-staleness", str(bound), "--max-group-attempts", "3"]
+    flags += rng.choice([[], ["--partial-rollout"]])
+    flags += rng.choice([[], ["--over-sampling-batch-size", "7"]])
+    flags += rng.choice(
+        [[], ["--sample-deadline-s", "90"], ["--sample-deadline-s", "90", "--min-samples-per-group", "1"]]
+    )
+    flags += rng.choice([[], ["--no-wait-for-aging"]])
+    flags += ["--over-age", rng.choice(["requeue", "drop", "mask"])]
+    flags += rng.choice([[], ["--dynamic-filter-path", "test_continuous:drop_every_third"]])
+    flags += rng.choice([[], ["--rollout-order", "longest_first"]])
+    flags += rng.choice([[], ["--rollout-concurrency", "6"]])
+    lengths = random.Random(seed + 100)
+    done = job(tmp_path, *flags, length_of=lambda ids: lengths.choice([5, 20, 20, 30, 60, 300]), steps=8)
+    assert len(done.batches) == 8 and all(len(groups) == BATCH for groups in done.batches), flags
+    assert max(done.ages()) <= bound, flags
+    trained = [group.group_index for groups in done.batches for group in groups]
+    assert len(trained) == len(set(trained)), flags
+    counts = done.buffer.counts()
+    assert counts["committed"] == len(trained) and counts["admitted"] == 0
+    states = ("waiting", "reserved", "generated", "committed", "dropped")
+    assert sum(counts[state] for state in states) == done.buffer.ledger.next_group_index
