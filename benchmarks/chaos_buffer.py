@@ -45,6 +45,7 @@ from slime_rl.cluster import checkpoint  # noqa: E402
 from slime_rl.cluster.checkpoint import CheckpointMeta, CheckpointStore  # noqa: E402
 from slime_rl.config import Config  # noqa: E402
 from slime_rl.data.state_files import load_state, save_state  # noqa: E402
+from slime_rl.rollout.client import Generation  # noqa: E402
 from slime_rl.rollout.continuous import ContinuousProduction  # noqa: E402
 from slime_rl.rollout.group_loop import group_loop  # noqa: E402
 from slime_rl.rollout.runtime import RolloutRuntime, use_runtime  # noqa: E402
@@ -110,8 +111,10 @@ class TrappedClient(ScriptedClient):
         super().__init__(lambda prompt: 1 + sum(prompt) % 17, slots=64, token_s=TOKEN_S)
         self.trap = trap
 
-    async def _generate(self, request_id: str, input_ids: list[int], sampling_params: dict[str, Any]) -> Any:
-        generation = await super()._generate(request_id, input_ids, sampling_params)
+    async def _generate(
+        self, request_id: str, input_ids: list[int], sampling_params: dict[str, Any], routing_key: str | None
+    ) -> Generation:
+        generation = await super()._generate(request_id, input_ids, sampling_params, routing_key)
         self.trap.pass_by("generate")
         return generation
 
