@@ -28,6 +28,7 @@ from slime_rl.config.notes import config_notes
 from slime_rl.observability.console import Console
 from slime_rl.observability.memory import PeakMemory
 from slime_rl.observability.timers import PhaseTimer
+from slime_rl.observability.trace import PhaseTrace, open_trace, write_trace
 from slime_rl.observability.tracker import Trackers, make_trackers
 from slime_rl.preflight import dry_run, preflight
 
@@ -131,7 +132,14 @@ def run(config: Config, folder: Path) -> dict[str, Any]:
     """Start everything, train, export, report; returns what summary.json holds."""
     started = time.monotonic()
     with PeakMemory() as memory, Console.for_config(config) as console:
-        timer = PhaseTimer(on_phase=console.phase)
+        trace = open_trace(config, "driver")
+        mark_phase = PhaseTrace(trace)
+
+        def on_phase(name: str | None) -> None:
+            console.phase(name)
+            mark_phase(name)
+
+        timer = PhaseTimer(on_phase=on_phase)
         with ray_session(config):
             config = with_device(config)
             console.start(facts(config))
@@ -156,6 +164,8 @@ def run(config: Config, folder: Path) -> dict[str, Any]:
             "peak_rss_gib": round(memory.peak_gib, 2),
             "phases_s": {name: round(seconds, 2) for name, seconds in timer.breakdown().phases_s.items()},
         }
+        trace.close()
+        write_trace(folder)
         from slime_rl.observability.report import write_report  # draws with matplotlib: not needed before
 
         (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")

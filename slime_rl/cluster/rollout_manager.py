@@ -25,6 +25,7 @@ from slime_rl.data.state_files import load_state, save_state
 from slime_rl.engine.parsers import SglangParser
 from slime_rl.observability.drops import DropMetrics
 from slime_rl.observability.metrics import summarise_samples
+from slime_rl.observability.trace import open_trace
 from slime_rl.protocols import DataBuffer
 from slime_rl.rollout.agent.black_box import load_agent
 from slime_rl.rollout.agent.environments import load_environment
@@ -96,15 +97,16 @@ class RolloutManager:
 
     async def connect(self, router_url: str | None) -> None:
         """Make the client; None for a run without engines."""
-        client = None
+        client, trace = None, open_trace(self.config, "rollout")
         if router_url is not None:
             slots = self.config.rollout.rollout_concurrency * self.config.cluster.rollout_num_engines
-            client = EngineClient(router_url, max_in_flight=slots, timeout_s=self.config.rollout.request_timeout_s)
+            timeout_s = self.config.rollout.request_timeout_s
+            client = EngineClient(router_url, max_in_flight=slots, timeout_s=timeout_s, trace=trace)
         if self.config.agent.agent_path is not None:
             self.gateway = Gateway()
             await self.gateway.start()
         self.runtime = RolloutRuntime(
-            client=client, tokenizer=self.tokenizer, make_parser=self._make_parser, gateway=self.gateway
+            client=client, tokenizer=self.tokenizer, make_parser=self._make_parser, gateway=self.gateway, trace=trace
         )
         freeze_heap()
 
@@ -200,8 +202,10 @@ class RolloutManager:
             self.fence.close()
         if self.gateway is not None:
             await self.gateway.close()
-        if self.runtime is not None and self.runtime.client is not None:
-            await self.runtime.client.close()
+        if self.runtime is not None:
+            self.runtime.trace.close()
+            if self.runtime.client is not None:
+                await self.runtime.client.close()
 
     @contextmanager
     def _scope(self) -> Iterator[None]:

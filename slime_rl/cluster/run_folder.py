@@ -24,6 +24,8 @@ _OUTPUTS = (
     "tensorboard",
     "trackers.json",
     "train_dumps",
+    "trace",
+    "trace.json",
 )
 
 

@@ -53,7 +53,8 @@ class TrainActor:
             return {}
         limit = self.config.weight_sync.weight_sync_bucket_bytes
         buckets = split_buckets(stream, limit, skip=tied_names(self.config.model.hf_checkpoint))
-        report = self.sender.send(buckets, version)
+        with self.worker.state.trace.span("steps", f"send weights {version}"):
+            report = self.sender.send(buckets, version)
         return {"sync/seconds": report.seconds, "sync/bytes": float(report.num_bytes)}
 
     def close(self) -> None:

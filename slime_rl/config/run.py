@@ -75,6 +75,9 @@ class LoggingConfig:
     dry_run: bool = False
     """Check everything that can be checked without starting a process, print what would run, and stop."""
 
+    trace: bool = False
+    """Write a timeline of phases, workers, engine requests, tools and rewards to RUN_DIR/trace.json, for Perfetto."""
+
     tensorboard: bool = flag(False, aliases=("--use-tensorboard",))
     """Write TensorBoard events to RUN_DIR/tensorboard."""
 

@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 import orjson
 
+from slime_rl.observability.trace import NO_TRACE, Trace
 from slime_rl.rollout.scope import SampleScope, current_scope
 from slime_rl.rollout.slots import Slots
 from slime_rl.rollout.versions import token_versions
@@ -47,9 +48,10 @@ class EngineClient:
     `timeout_s` has passed; the router may answer the retry from another engine.
     """
 
-    def __init__(self, url: str, *, max_in_flight: int, timeout_s: float) -> None:
+    def __init__(self, url: str, *, max_in_flight: int, timeout_s: float, trace: Trace = NO_TRACE) -> None:
         self.url = url.rstrip("/")
         self.timeout_s = timeout_s
+        self._trace = trace
         self.num_retries = 0
         self.num_prompt_tokens, self.num_cached_tokens = 0, 0  # of all answered requests
         self._slots = Slots(max_in_flight)
@@ -111,9 +113,10 @@ class EngineClient:
             "return_logprob": True,
             "stream": False,
         }
-        answer = _generation(
-            await self._post("/generate", body, {} if routing_key is None else {ROUTING_HEADER: routing_key})
-        )
+        headers = {} if routing_key is None else {ROUTING_HEADER: routing_key}
+        with self._trace.span("requests", "request", prompt_tokens=len(input_ids)) as details:
+            answer = _generation(await self._post("/generate", body, headers))
+            details |= {"tokens": len(answer.tokens), "versions": answer.versions[-1:], "end": answer.finish_reason}
         self.num_prompt_tokens += len(input_ids)
         self.num_cached_tokens += answer.num_cached_tokens
         return answer

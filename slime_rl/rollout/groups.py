@@ -161,7 +161,8 @@ class GroupRunner:
         """Set `reward` (and `reward_info`) of every sample."""
         started = time.monotonic()
         try:
-            values = await self.reward(self.config, samples)
+            with current_runtime().trace.span("rewards", "reward", group=samples[0].group_index):
+                values = await self.reward(self.config, samples)
         except Exception as error:
             raise _blame(reward_flag(self.config), error, f"group {samples[0].group_index}") from error
         self.reward_seconds += time.monotonic() - started

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from slime_rl.observability.trace import NO_TRACE, Trace
 from slime_rl.rollout.client import EngineClient
 from slime_rl.rollout.lengths import LengthHistory
 
@@ -30,6 +31,7 @@ class RolloutRuntime:
     tokenizer: Any  # transformers.PreTrainedTokenizerFast
     make_parser: Callable[[], TurnParser] | None = None  # of tool calls and reasoning; called when first needed
     gateway: Gateway | None = None  # started when --agent-path is given
+    trace: Trace = NO_TRACE  # with --trace, where spans of this process go
     lengths: LengthHistory = field(default_factory=LengthHistory)  # of the responses to each prompt
 
     @cached_property

@@ -9,6 +9,7 @@ import torch
 
 from slime_rl.algorithms.adaptive_kl import AdaptiveKL
 from slime_rl.config import Config
+from slime_rl.observability.trace import NO_TRACE, Trace
 from slime_rl.trainer.distributed import Layout
 from slime_rl.trainer.forward import TokenHead
 from slime_rl.trainer.reference import ReferenceWeights
@@ -29,6 +30,7 @@ class TrainState:
     reference: ReferenceWeights | None = None
     teacher: ReferenceWeights | None = None
     adaptive_kl: AdaptiveKL | None = None
+    trace: Trace = NO_TRACE
 
     @property
     def sequence_parallel(self) -> bool:

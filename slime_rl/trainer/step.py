@@ -34,7 +34,7 @@ def train_step(state: TrainState, step: int, batch: RolloutBatch, critic: TrainS
         ValueError: a batch that does not fit, or a plugin that returned something else than it must.
         NonFiniteError: a loss or gradient is NaN or infinite.
     """
-    config, timer = _with_current_kl_coef(state), PhaseTimer(state.device)
+    config, timer = _with_current_kl_coef(state), PhaseTimer(state.device, state.trace)
     data = StepData(batch, make_shard(config, batch, state.device), step)
     token_fields = _token_fields(state, critic, data.shard, timer)
     with timer.phase("advantages"):

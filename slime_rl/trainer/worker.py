@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from slime_rl.config import Config
+from slime_rl.observability.trace import open_trace
 from slime_rl.trainer.device import prepare_process, resolve_device
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ class TrainWorker:
             distributed.shutdown()  # the other ranks fail at once instead of waiting for this one
             raise
         self._offloaded: Any = None
+        self.state.trace = open_trace(config, f"trainer_{rank}")
         self._pending_saves: list[PendingSave] = []  # of the policy, and of the critic
 
     @property
@@ -96,7 +98,10 @@ class TrainWorker:
 
         for pending in self._pending_saves:
             pending.wait_until_copied()
-        return train_step(self.state, step, batch, self.critic)
+        with self.state.trace.span("steps", f"step {step}"):
+            metrics = train_step(self.state, step, batch, self.critic)
+        self.state.trace.flush()
+        return metrics
 
     def compute_log_probs(self, batch: RolloutBatch, which: Literal["policy", "reference"] = "policy") -> Tensor:
         """Log-probs `[t]` float32 of the response tokens, in the order of the batch's samples, on the CPU.

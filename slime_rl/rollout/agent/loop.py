@@ -15,6 +15,7 @@ from slime_rl.rollout.agent.episode import Episode
 from slime_rl.rollout.agent.parsing import ParsedTurn, ToolCall, call_id
 from slime_rl.rollout.agent.template import Message
 from slime_rl.rollout.agent.tools import ToolAnswer, row_tools, tool_set
+from slime_rl.rollout.runtime import current_runtime
 from slime_rl.types import Sample, Status
 
 UNREADABLE = "Error: the tool call could not be read; write it in the format you were shown, for a tool that exists"
@@ -47,7 +48,8 @@ async def answer_calls(config: Config, episode: Episode, parsed: ParsedTurn) -> 
     allowed = [schema["function"]["name"] for schema in episode.tools]
 
     async def run(call: ToolCall) -> ToolAnswer:
-        return await known.call(call, allowed)
+        with current_runtime().trace.span("tools", call.name):
+            return await known.call(call, allowed)
 
     answers = await asyncio.gather(*(run(call) for call in parsed.calls))
     episode.state["num_tool_calls"] += len(answers)
