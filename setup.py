@@ -13,6 +13,8 @@ CORE = [
     "ray>=2.50",
     "rich>=13",
     "safetensors>=0.4",
+    "starlette>=0.40",
+    "uvicorn>=0.30",
 ]
 ENGINES = [
     "einops",
@@ -29,7 +31,7 @@ setup(
     description="RL post-training: Megatron-core trains, SGLang generates, a data buffer bridges them; GPU optional",
     python_requires=">=3.11",
     packages=find_packages(include=["slime_rl", "slime_rl.*", "plugins", "plugins.*"]),
-    package_data={"slime_rl.plan": ["shapes/*/config.json"]},
+    package_data={"slime_rl.plan": ["shapes/*/config.json"], "slime_rl.dashboard": ["static/*"]},
     entry_points={"console_scripts": ["slime-rl=slime_rl.cli:main"]},
     install_requires=CORE,
     extras_require={

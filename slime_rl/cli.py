@@ -31,6 +31,7 @@ class Command:
 COMMANDS: dict[str, Command] = {
     "train": Command("slime_rl.train", "train a model by reinforcement learning or on labels"),
     "plan": Command("slime_rl.plan.__main__", "does it fit, and how long will a step take"),
+    "dashboard": Command("slime_rl.dashboard.__main__", "look at runs in a browser, live or finished"),
     "doctor": Command("slime_rl.doctor", "what this machine has for a run, and what to do about the rest"),
     "convert": Command("tools/convert_gguf_to_hf.py", "a GGUF file to a Hugging Face folder"),
     "inspect": Command("tools/inspect_buffer.py", "what is in the data buffer of a checkpoint"),

@@ -103,7 +103,7 @@ def train(run: Run) -> int:
         if _save_is_due(config, finished):
             with timer.phase("save"):
                 cluster.save(finished)
-        report_step(run, step, metrics | taken["metrics"], taken["samples"])
+        report_step(run, step, metrics | taken["metrics"], taken["samples"], taken["texts"])
         if run.evaluation_is_due(finished):
             run.evaluate(finished)
     with timer.phase("save"):
@@ -111,7 +111,7 @@ def train(run: Run) -> int:
     return finished
 
 
-def report_step(run: Run, step: int, metrics: dict[str, float], samples: list[Any]) -> None:
+def report_step(run: Run, step: int, metrics: dict[str, float], samples: list[Any], texts: list[list[str]]) -> None:
     """Close the step's stopwatch, log and show it."""
     timing = run.timer.end_step()
     metrics = metrics | timing.metrics()
@@ -119,7 +119,7 @@ def report_step(run: Run, step: int, metrics: dict[str, float], samples: list[An
         metrics["perf/tokens_per_s"] = metrics["train/tokens"] / timing.total_s
     metrics["perf/peak_rss_gib"] = run.memory.peak_gib
     run.trackers.log(step, metrics)
-    run.trackers.log_samples(step, samples)
+    run.trackers.log_samples(step, samples, texts)
     run.console.step(step, metrics, samples[0] if samples else None)
 
 

@@ -33,6 +33,7 @@ FLOORS: dict[str, int] = {
     "plan": 11,
     "train": 13,
     "doctor": 12,
+    "dashboard": 12,
     "preflight": 12,
     "cli": 14,
 }

@@ -134,7 +134,7 @@ class RolloutManager:
 
     async def take(self, step: int) -> dict[str, Any]:
         """Wait until `step` is produced. Answers `shards` (one batch reference per data-parallel rank), `metrics`,
-        `samples` (the few to show).
+        `samples` (the few to show) and `texts` (of their response tokens).
 
         Raises whatever made the step's production fail.
         """
@@ -167,7 +167,9 @@ class RolloutManager:
         seconds = metrics.get("rollout/seconds", 0.0)
         if seconds > 0:
             metrics["rollout/tokens_per_s"] = sum(s.response_length for s in samples) / seconds
-        return {"shards": shards, "metrics": metrics, "samples": samples[: self.config.logging.log_samples]}
+        shown = samples[: self.config.logging.log_samples]
+        texts = [[self.tokenizer.decode([token]) for token in s.tokens[s.prompt_length :]] for s in shown]
+        return {"shards": shards, "metrics": metrics, "samples": shown, "texts": texts}
 
     async def commit(self, step: int) -> None:
         self.buffer.commit(step)

@@ -19,6 +19,7 @@ from slime_rl.types import Sample
 METRICS_FILE = "metrics.jsonl"
 SAMPLES_FILE = "samples.jsonl"
 CONFIG_FILE = "config.json"
+MAX_LOGGED_TOKENS = 2048  # of a logged sample; whole ones are what --dump-rollouts is for
 
 
 class Tracker(Protocol):
@@ -67,10 +68,12 @@ class SampleWriter:
         self._file = _rewrite(path, kept)
         self._per_step = per_step
 
-    def write(self, step: int, samples: Sequence[Sample]) -> None:
+    def write(self, step: int, samples: Sequence[Sample], texts: Sequence[Sequence[str]] = ()) -> None:
+        """`texts` are the response tokens of each sample as text; without them no tokens are written."""
         count = min(self._per_step, len(samples))
-        for i in range(count):
-            self._file.write(json.dumps(_sample_record(step, samples[i * len(samples) // count]), default=str) + "\n")
+        for i in (k * len(samples) // count for k in range(count)):
+            record = _sample_record(step, samples[i]) | (_token_record(samples[i], texts[i]) if texts else {})
+            self._file.write(json.dumps(record, default=str) + "\n")
         self._file.flush()
 
     def close(self) -> None:
@@ -113,9 +116,10 @@ class Trackers:
         for tracker in self._trackers:
             tracker.log(step, metrics)
 
-    def log_samples(self, step: int, samples: Sequence[Sample]) -> None:
+    def log_samples(self, step: int, samples: Sequence[Sample], texts: Sequence[Sequence[str]] = ()) -> None:
+        """Write some samples of a step; `texts` are the texts of their response tokens."""
         if self._samples is not None:
-            self._samples.write(step, samples)
+            self._samples.write(step, samples, texts)
 
     def close(self) -> None:
         for tracker in self._trackers:
@@ -193,6 +197,18 @@ def _stays(line: dict[str, Any], resume_step: int) -> bool:
 def _json_number(value: float) -> float | int | None:
     number = value if isinstance(value, int) else float(value)
     return number if math.isfinite(number) else None
+
+
+def _token_record(sample: Sample, texts: Sequence[str]) -> dict[str, Any]:
+    """What the dashboard colours: the first MAX_LOGGED_TOKENS response tokens."""
+    cut = slice(0, MAX_LOGGED_TOKENS)
+    return {
+        "tokens": list(texts[cut]),
+        "log_probs": [_json_number(round(value, 4)) for value in sample.rollout_log_probs[cut]],
+        "loss_mask": [int(value) for value in sample.loss_mask[cut]],
+        "weight_versions_by_token": list(sample.weight_versions[cut]),
+        "tokens_cut": sample.response_length > MAX_LOGGED_TOKENS,
+    }
 
 
 def _sample_record(step: int, sample: Sample) -> dict[str, Any]:
