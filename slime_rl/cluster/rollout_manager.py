@@ -168,7 +168,9 @@ class RolloutManager:
         if seconds > 0:
             metrics["rollout/tokens_per_s"] = sum(s.response_length for s in samples) / seconds
         shown = samples[: self.config.logging.log_samples]
-        texts = [[self.tokenizer.decode([token]) for token in s.tokens[s.prompt_length :]] for s in shown]
+        assert self.runtime is not None, "connect comes first"
+        decode = self.runtime.tokenizer.decode
+        texts = [[decode([token]) for token in sample.tokens[sample.prompt_length :]] for sample in shown]
         return {"shards": shards, "metrics": metrics, "samples": shown, "texts": texts}
 
     async def commit(self, step: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,7 +44,7 @@ def make_manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *flags: str) -
     manager.rollout_function, manager.log_function = scripted, None
     manager.dumps = open_dumps(config)
     manager.opened = open_buffer(config, lambda prompt: [1])
-    manager.runtime = RolloutRuntime(client=None, tokenizer=None)
+    manager.runtime = RolloutRuntime(client=None, tokenizer=SimpleNamespace(decode=str))
     manager.fence = ProcessFence(1, 1.0)
     return manager
 
