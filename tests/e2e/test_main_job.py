@@ -16,7 +16,7 @@ def test_grpo_run_leaves_everything_a_user_expects(quickstart_data: Path, tmp_pa
     run_dir = tmp_path / "run"
     evaluation = ["--eval-prompt-data", "heldout", str(quickstart_data / "heldout.jsonl"), "--eval-interval", "2"]
     flags = [*base_flags(quickstart_data, run_dir), *evaluation, "--num-steps", "3", "--use-kl-loss", "--tensorboard"]
-    result = run_train([*flags, "--kl-loss-coef", "0.01", "--entropy-coef", "0.001"])
+    result = run_train([*flags, "--kl-loss-coef", "0.01", "--entropy-coef", "0.001", "--trace"])
     assert result.returncode == 0, result.stdout + result.stderr
 
     steps = train_metrics(run_dir)
@@ -30,6 +30,12 @@ def test_grpo_run_leaves_everything_a_user_expects(quickstart_data: Path, tmp_pa
     assert [line["step"] for line in read_metrics(run_dir) if "eval/heldout/accuracy" in line] == [0, 2, 3]
     for name in ("report.html", "reward.png", "accuracy.png", "summary.json", "samples.jsonl", "tensorboard"):
         assert (run_dir / name).exists(), name
+    sample = json.loads((run_dir / "samples.jsonl").read_text().splitlines()[0])
+    assert len(sample["tokens"]) == len(sample["log_probs"]) == sample["response_length"]
+    events = json.loads((run_dir / "trace.json").read_text())["traceEvents"]
+    assert {"phases", "requests", "rewards", "training"} <= {event.get("cat") for event in events}
+    trained = [event for event in events if event.get("cat") == "requests" and event["args"].get("tokens")]
+    assert len(trained) >= 3 * 16  # every sample of every step asked an engine
 
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
