@@ -4,6 +4,7 @@ from setuptools import find_packages, setup
 
 CORE = [
     "aiohttp>=3.9",
+    "jsonschema>=4.18",
     "matplotlib>=3.8",
     "math-verify>=0.8",
     "numpy>=1.26",
@@ -44,6 +45,6 @@ setup(
         "mlflow": ["mlflow"],
         "trackio": ["trackio"],
         "prometheus": ["prometheus_client"],
-        "examples": ["gguf", "reasoning-gym"],
+        "examples": ["gguf", "openai", "reasoning-gym"],
     },
 )
