@@ -25,7 +25,12 @@ from slime_rl.config import parse_config
 from tools.make_quickstart import main as make_quickstart
 
 BATCH = 4
-VICTIMS = {"driver": "", "rollout actor": "ray::RolloutActor", "trainer": "ray::TrainActor", "engine": "sglang::"}
+VICTIMS = {
+    "driver": "",
+    "rollout actor": "ray::RolloutActor",
+    "trainer": "ray::TrainActor",
+    "engine": "slime_rl.engine.launch_engine",
+}
 STEPS_BETWEEN_KILLS = 4
 MOST_S = 300.0  # for a run to get to its kill, and to end after it
 
@@ -99,7 +104,7 @@ def kill_one(flags: list[str], folder: Path, victim: str, after: int, delay_s: f
 
 
 def find(family: list[psutil.Process], title: str) -> int:
-    """The process whose command line begins with `title`."""
+    """The process with `title` in its command line; what only supervises it is another one."""
     seen = []
     for process in family:
         try:
@@ -107,7 +112,7 @@ def find(family: list[psutil.Process], title: str) -> int:
         except psutil.Error:
             continue
         seen.append(line[:60])
-        if line.startswith(title):
+        if title in line and "supervise.py" not in line:
             return process.pid
     raise ValueError(f"no process {title!r} among {seen}")
 
