@@ -28,13 +28,20 @@ class Command:
     about: str
 
 
+CONVERSIONS: dict[str, Command] = {
+    "gguf-to-hf": Command("tools/convert_gguf_to_hf.py", "a GGUF file to a Hugging Face folder"),
+    "hf-to-torch-dist": Command("tools/convert_hf_to_torch_dist.py", "a Hugging Face folder to a checkpoint"),
+    "torch-dist-to-hf": Command("tools/convert_torch_dist_to_hf.py", "a checkpoint to a Hugging Face folder"),
+    "compare": Command("tools/compare_checkpoints.py", "the weights of two checkpoints"),
+}
 COMMANDS: dict[str, Command] = {
     "train": Command("slime_rl.train", "train a model by reinforcement learning or on labels"),
     "plan": Command("slime_rl.plan.__main__", "does it fit, and how long will a step take"),
     "dashboard": Command("slime_rl.dashboard.__main__", "look at runs in a browser, live or finished"),
     "doctor": Command("slime_rl.doctor", "what this machine has for a run, and what to do about the rest"),
-    "convert": Command("tools/convert_gguf_to_hf.py", "a GGUF file to a Hugging Face folder"),
+    "convert": Command("", "weights between formats: slime-rl convert KIND, KIND one of " + ", ".join(CONVERSIONS)),
     "inspect": Command("tools/inspect_buffer.py", "what is in the data buffer of a checkpoint"),
+    "replay": Command("tools/replay_step.py", "run a dumped training step again and compare its numbers"),
 }
 
 BASH = """_slime_rl() {{
@@ -54,10 +61,10 @@ def completion() -> str:
     return BASH.format(commands=" ".join([*COMMANDS, "completion"]), flags=" ".join(sorted(make_parser().flags)))
 
 
-def help_text() -> str:
-    width = max(map(len, COMMANDS))
-    lines = ["usage: slime-rl COMMAND [flags]; slime-rl COMMAND --help tells them", ""]
-    lines += [f"  {name:<{width}}  {command.about}" for name, command in COMMANDS.items()]
+def help_text(program: str, commands: dict[str, Command]) -> str:
+    width = max(map(len, commands))
+    lines = [f"usage: {program} COMMAND [flags]; {program} COMMAND --help tells them", ""]
+    lines += [f"  {name:<{width}}  {command.about}" for name, command in commands.items()]
     return "\n".join([*lines, "", 'tab completion: eval "$(slime-rl completion bash)"'])
 
 
@@ -82,22 +89,28 @@ def load(command: Command) -> Callable[[list[str]], int]:
 def main(argv: list[str] | None = None) -> int:
     """Hand the rest of the command line to the command; 2 for a command that does not exist."""
     words = sys.argv[1:] if argv is None else argv
+    if words[:1] == ["convert"]:
+        return _dispatch("slime-rl convert", CONVERSIONS, words[1:])
+    return _dispatch("slime-rl", COMMANDS, words)
+
+
+def _dispatch(program: str, commands: dict[str, Command], words: list[str]) -> int:
     name, rest = (words[0], words[1:]) if words else ("--help", [])
     if name in ("--help", "-h", "help"):
-        print(help_text())
+        print(help_text(program, commands))
         return 0
     if name == "completion":
         print(completion())
         return 0
-    if name not in COMMANDS:
-        near = nearest_flag(name, COMMANDS)
-        hint = f"did you mean {near}?" if near else f"commands are {', '.join(COMMANDS)}"
-        print(f"slime-rl: unknown command {name!r}; {hint}", file=sys.stderr)
+    if name not in commands:
+        near = nearest_flag(name, commands)
+        hint = f"did you mean {near}?" if near else f"there are {', '.join(commands)}"
+        print(f"{program}: unknown command {name!r}; {hint}", file=sys.stderr)
         return 2
     try:
-        return load(COMMANDS[name])(rest)
+        return load(commands[name])(rest)
     except ValueError as error:
-        print(f"slime-rl {name}: {error}", file=sys.stderr)
+        print(f"{program} {name}: {error}", file=sys.stderr)
         return 2
 
 

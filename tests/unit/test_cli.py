@@ -4,14 +4,16 @@ import subprocess
 
 import pytest
 
-from slime_rl.cli import COMMANDS, completion, load, main
+from slime_rl.cli import COMMANDS, CONVERSIONS, completion, main
 from slime_rl.config import make_parser
 
+CALLS = [[name] for name in COMMANDS if name != "convert"] + [["convert", name] for name in CONVERSIONS]
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_a_main_whose_help_ends_well(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+
+@pytest.mark.parametrize("words", CALLS, ids=" ".join)
+def test_every_command_has_a_main_whose_help_ends_well(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        load(COMMANDS[name])(["--help"])
+        main([*words, "--help"])
     assert ended.value.code == 0
     assert "usage:" in capsys.readouterr().out
 
@@ -32,7 +34,9 @@ def test_a_misspelled_command_is_answered_with_the_nearest(capsys: pytest.Captur
     assert main(["trains"]) == 2
     assert "did you mean train?" in capsys.readouterr().err
     assert main(["sing"]) == 2
-    assert "commands are train, plan" in capsys.readouterr().err
+    assert "there are train, plan" in capsys.readouterr().err
+    assert main(["convert", "hf-to-torchdist"]) == 2
+    assert "did you mean hf-to-torch-dist?" in capsys.readouterr().err
 
 
 def test_no_command_prints_them_all(capsys: pytest.CaptureFixture[str]) -> None:
