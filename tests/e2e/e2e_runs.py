@@ -47,6 +47,6 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
-def train_metrics(run_dir: Path) -> list[dict[str, Any]]:
+def train_metrics(run_dir: Path, having: str = "train/loss") -> list[dict[str, Any]]:
     """The lines of training steps, without those of evaluations."""
-    return [line for line in read_metrics(run_dir) if "train/loss" in line]
+    return [line for line in read_metrics(run_dir) if having in line]
