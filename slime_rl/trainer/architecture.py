@@ -76,6 +76,9 @@ def open_architecture(config: Config, fields: Fields, family: Family) -> Archite
         spec = _block_spec(transformer, has_te, vp_stage)
         if family.adjust_spec is not None:
             family.adjust_spec(fields, spec)
+        optional: dict[str, Any] = {} if rotary is None else {"rotary_percent": rotary[1]}
+        if vp_stage is not None:
+            optional["vp_stage"] = vp_stage
         model = GPTModel(
             config=transformer,
             transformer_layer_spec=spec,
@@ -85,8 +88,7 @@ def open_architecture(config: Config, fields: Fields, family: Family) -> Archite
             vocab_size=padded,
             max_sequence_length=fields("max_position_embeddings"),
             position_embedding_type="rope",
-            **({} if rotary is None else {"rotary_percent": rotary[1]}),
-            **({} if vp_stage is None else {"vp_stage": vp_stage}),
+            **optional,
         )
         if rotary is not None:
             model.rotary_pos_emb.inv_freq = rotary[0].to(model.rotary_pos_emb.inv_freq.device)
@@ -99,11 +101,12 @@ def open_architecture(config: Config, fields: Fields, family: Family) -> Archite
 
 def _block_spec(transformer: TransformerConfig, has_te: bool, vp_stage: int | None) -> Any:
     accepts_stage = "vp_stage" in inspect.signature(get_gpt_decoder_block_spec).parameters
+    optional: dict[str, Any] = {"vp_stage": vp_stage} if accepts_stage else {}
     spec = get_gpt_decoder_block_spec(
         transformer,
         use_transformer_engine=has_te,
         normalization=transformer.normalization,
-        **({"vp_stage": vp_stage} if accepts_stage else {}),
+        **optional,
     )
     return spec if has_te else use_local_modules(spec, transformer.normalization)
 

@@ -125,6 +125,7 @@ class MbridgeConversion:
         self.bridge = bridge = open_bridge(config, hf_path)
 
         def build(first: bool, last: bool, vp_stage: int | None) -> Any:
+            optional: dict[str, Any] = {} if vp_stage is None else {"vp_stage": vp_stage}
             return GPTModel(
                 config=bridge.config,
                 transformer_layer_spec=bridge._get_transformer_layer_spec(vp_stage),
@@ -132,7 +133,7 @@ class MbridgeConversion:
                 post_process=last,
                 share_embeddings_and_output_weights=bool(getattr(bridge.hf_config, "tie_word_embeddings", False)),
                 **bridge._get_gptmodel_args() | {"vocab_size": bridge.padded_vocab_size},
-                **({} if vp_stage is None else {"vp_stage": vp_stage}),
+                **optional,
             )
 
         self.architecture = Architecture(bridge.config, bridge.vocab_size, bridge.padded_vocab_size, build)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from megatron.core.dist_checkpointing.strategies.fully_parallel import (
     FullyParallelSaveStrategyWrapper,
 )
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
-from torch.distributed.checkpoint import CheckpointException
+from torch.distributed.checkpoint.api import CheckpointException
 
 from slime_rl.trainer.checkpoint_writer import InProcessSaveStrategy
 from slime_rl.trainer.model import unwrap
@@ -122,7 +122,8 @@ def _expert_split(state: TrainState) -> list[int] | None:
     transformer = unwrap(state.models[0]).config
     if not transformer.num_moe_experts:
         return None
-    return [mpu.get_expert_model_parallel_world_size(), mpu.get_expert_tensor_parallel_world_size()]
+    sizes = mpu.get_expert_model_parallel_world_size(), mpu.get_expert_tensor_parallel_world_size()
+    return cast(list[int], list(sizes))
 
 
 def check_expert_split(saved: list[int] | None, now: list[int] | None, path: Path) -> None:

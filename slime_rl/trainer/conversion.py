@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.distributed as dist
@@ -185,8 +185,10 @@ def _outside(name: str) -> int:
 def _tensor_parallel(place: Place) -> tuple[int, int]:
     """(rank, size) among the workers that share this parameter."""
     if place.expert >= 0:
-        return mpu.get_expert_tensor_parallel_rank(), mpu.get_expert_tensor_parallel_world_size()
-    return mpu.get_tensor_model_parallel_rank(), mpu.get_tensor_model_parallel_world_size()
+        found = mpu.get_expert_tensor_parallel_rank(), mpu.get_expert_tensor_parallel_world_size()
+    else:
+        found = mpu.get_tensor_model_parallel_rank(), mpu.get_tensor_model_parallel_world_size()
+    return cast(tuple[int, int], found)
 
 
 def _gather_plan(own: dict[Place, Tensor]) -> dict[Place, _Owner]:

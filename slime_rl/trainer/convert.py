@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -87,7 +87,7 @@ def list_parameters(conversion: FamilyConversion) -> list[Parameter]:
         seen.update(place.names(rule))
         boxes = [entry] if isinstance(entry, ShardedTensor) else _built(entry.build())
         slots = sorted((_slot(box) for box in boxes), key=lambda slot: slot.first_row)
-        found[place] = Parameter(place, rule, tuple(entry.data.shape), tuple(slots))
+        found[place] = Parameter(place, rule, tuple(cast(torch.Tensor, entry.data).shape), tuple(slots))
     return [found[place] for place in sorted(found)]
 
 

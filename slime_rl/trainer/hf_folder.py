@@ -103,6 +103,6 @@ def write_safetensors(file: Path, infos: list[TensorInfo], tensors: Iterable[Ten
         for info, tensor in zip(infos, tensors, strict=True):
             if (tensor.dtype, tuple(tensor.shape)) != (info.dtype, info.shape):
                 raise ValueError(f"{info.name} must be {info.dtype} {info.shape}, got {tensor.dtype} {tensor.shape}")
-            opened.write(memoryview(tensor.contiguous().flatten().view(torch.uint8).numpy()))
+            opened.write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
         opened.flush()
         os.fsync(opened.fileno())

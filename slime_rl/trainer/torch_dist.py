@@ -122,7 +122,9 @@ class TorchDistReader:
             self._metadata: Metadata = pickle.loads((folder / METADATA).read_bytes())
         except (pickle.UnpicklingError, EOFError, AttributeError, ValueError) as error:
             raise ValueError(f"{folder / METADATA}: cannot be read: {error}") from error
-        self._storage = {(index.fqn, tuple(index.offset or ())): info for index, info in self._stored()}
+        self._storage: dict[tuple[str, tuple[int, ...]], Any] = {
+            (index.fqn, tuple(index.offset or ())): info for index, info in self._stored()
+        }
         self._files: dict[str, Any] = {}
 
     def _stored(self) -> Iterable[tuple[Any, Any]]:

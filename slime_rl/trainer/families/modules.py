@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -88,7 +88,7 @@ class NormOverHeads(torch.nn.Module):
     def __init__(self, config: Any, hidden_size: int, heads: str, eps: float = 1e-5, **unused: Any) -> None:
         """`hidden_size` is that of one head, `heads` the field of `config` that counts them."""
         super().__init__()
-        self.eps, self.group = eps, mpu.get_tensor_model_parallel_group()
+        self.eps, self.group = eps, cast(dist.ProcessGroup, mpu.get_tensor_model_parallel_group())
         num_heads = getattr(config, heads) // dist.get_world_size(self.group)
         weight = torch.nn.Parameter(torch.ones(num_heads * hidden_size, dtype=config.params_dtype))
         weight.tensor_model_parallel, weight.partition_dim, weight.partition_stride = True, 0, 1  # type: ignore[attr-defined]
