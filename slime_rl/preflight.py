@@ -84,7 +84,13 @@ def _device(config: Config) -> str | None:
 
 def _model_files(config: Config) -> str | None:
     """Weights and tokenizer are whole. A folder without any weights is no fault of the flags: they may be elsewhere."""
-    for flag, path in (("--hf-checkpoint", config.model.hf_checkpoint), ("--ref-load", config.model.ref_load)):
+    folders = {
+        "--hf-checkpoint": config.model.hf_checkpoint,
+        "--ref-load": config.model.ref_load,
+        "--teacher-load": config.model.teacher_load,
+        "--critic-load": config.critic.critic_load,
+    }
+    for flag, path in folders.items():
         if path is None:
             continue
         if not any(Path(path).glob("*.safetensors")) and not (Path(path) / INDEX).is_file():

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from slime_rl.config import Config
 from slime_rl.plan.hardware import GIB
-from slime_rl.plan.shape import ModelShape
+from slime_rl.plan.shape import ModelShape, read_shape
 
 # Assumptions, each printed with the plan.
 TRAIN_RESERVED_BYTES = 3 * GIB  # CUDA context, NCCL buffers, workspaces, fragmentation
@@ -100,8 +100,14 @@ def training_memory(shape: ModelShape, config: Config, available_bytes: float, *
         "gradients": 4 * own.total,
         "optimizer": state * (own.dense / sharing + own.expert / expert_sharing),
     }
+    if config.needs_critic:
+        critic = worker_parameters(read_shape(config.critic.critic_load or config.model.hf_checkpoint), config)
+        held = critic.dense / sharing + critic.expert / expert_sharing
+        parts["critic (weights, gradients, optimizer)"] = (size + 4) * critic.total + state * held
     if config.algorithm.needs_reference:
         parts["reference (while its pass runs)"] = size * own.total
+    elif config.model.teacher_load is not None:
+        parts["teacher (while its pass runs)"] = size * own.total
     parts["activations"] = _activations(shape, config, size, num_micro_batches)
     rows = shape.vocab_size / p.tensor_model_parallel_size
     chunk = max(LOGIT_CHUNK_BYTES, 4 * rows)

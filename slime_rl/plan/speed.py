@@ -81,6 +81,9 @@ def forward_passes(config: Config) -> float:
         skips_old = algorithm.old_log_probs == "auto" and updates == 1 and algorithm.kl_coef == 0
         passes += algorithm.old_log_probs != "rollout" and not skips_old
         passes += algorithm.needs_reference
+        passes += config.model.teacher_load is not None
+        if config.needs_critic:  # counted as large as the policy
+            passes += 1 + (4 if config.model.recompute_activations else 3) * train.num_epochs_per_rollout
     return passes
 
 

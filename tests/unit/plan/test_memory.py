@@ -43,6 +43,12 @@ def test_bfloat16_has_a_master_copy_and_data_parallel_workers_share_the_optimize
     assert parts["optimizer"] == 12 * TINY_PARAMETERS / 4
 
 
+def test_a_critic_takes_what_training_the_policy_takes(tmp_path: Path) -> None:
+    shape, config = tiny(tmp_path, "--advantage-estimator", "gae")
+    parts = training_memory(shape, config, 1e9, num_micro_batches=1).parts
+    assert parts["critic (weights, gradients, optimizer)"] == (4 + 4 + 8) * TINY_PARAMETERS
+
+
 def test_recomputation_keeps_one_vector_a_layer_and_one_layer(tmp_path: Path) -> None:
     shape, config = tiny(tmp_path, "--recompute-activations", "--max-tokens-per-worker", "100")
     parts = training_memory(shape, config, 1e9, num_micro_batches=1).parts
