@@ -196,29 +196,6 @@ def test_aborted_requests_answer_at_once_with_what_they_have(serving: Serving) -
         assert gap(serving, "A", [5, 6, 7], answer) < TOLERANCE
 
 
-def test_seeded_requests_do_not_depend_on_what_else_runs(serving: Serving, tmp_path: Path) -> None:
-    """--deterministic: the same seeds give the same tokens and log-probs, bit for bit, in another order too."""
-    model = serving.config.model.hf_checkpoint
-    config = make_config(tmp_path, "--hf-checkpoint", model, "--max-prompt-len", "64", "--deterministic")
-    engine = EngineServer(config, 7, tmp_path)
-
-    async def run(seeds: list[int]) -> dict[int, tuple[list[int], list[float]]]:
-        async with EngineClient(engine.url, max_in_flight=64, timeout_s=120) as client:
-            sampling = {"max_new_tokens": 12, "temperature": 1.0, "ignore_eos": True}
-            requests = [client.generate([5, 6, 7 + seed % 3], {**sampling, "sampling_seed": seed}) for seed in seeds]
-            return {
-                seed: (a.tokens, a.log_probs) for seed, a in zip(seeds, await asyncio.gather(*requests), strict=True)
-            }
-
-    try:
-        engine.start()
-        first = asyncio.run(run(list(range(12))))
-        assert first == asyncio.run(run(list(reversed(range(12)))))
-        assert len({tuple(tokens) for tokens, _ in first.values()}) == 12
-    finally:
-        engine.stop()
-
-
 def test_old_prefixes_are_not_reused_after_an_update(serving: Serving) -> None:
     for version, name in ((20, "A"), (21, "B")):
         serving.send(name, version)
