@@ -136,7 +136,7 @@ def main(argv: list[str] | None = None) -> int:
     warnings.filterwarnings("ignore")
     try:
         report = compare(*open_sides(args.a, args.b, args.origin_hf_dir, args.model_conversion_path), args.tolerance)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"compare_checkpoints: {error}", file=sys.stderr)
         return 2
     for title, names in (

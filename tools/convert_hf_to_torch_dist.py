@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
         folder = CheckpointStore(args.save, keep=1).write(
             meta, lambda aside: counts.append(hf_to_torch_dist(config, aside, args.num_workers))
         )
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"convert_hf_to_torch_dist: {error}", file=sys.stderr)
         return 2
     print(f"{folder}: {counts[0]:,} parameters; a run starts from it with --load {args.save} --finetune")

@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
             dtype=args.dtype,
             shard_bytes=int(args.shard_size_gb * 1e9),
         )
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"convert_torch_dist_to_hf: {error}", file=sys.stderr)
         return 2
     print(f"{args.output_dir}: {count:,} parameters from {model_dir}")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from megatron.core import parallel_state as mpu
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
@@ -37,6 +38,11 @@ WITHOUT_TRANSFORMER_ENGINE: dict[str, Any] = {
     "moe_shared_expert_overlap": False,
     "attention_backend": AttnBackend.auto,
     "cp_comm_type": "all_gather",
+}
+WITH_TRANSFORMER_ENGINE: dict[str, Any] = {
+    "masked_softmax_fusion": True,
+    "persist_layer_norm": True,
+    "bias_dropout_fusion": True,
 }
 
 
@@ -67,6 +73,9 @@ def open_architecture(config: Config, fields: Fields, family: Family) -> Archite
                 raise ValueError(f"{fields.path}/config.json: yarn on a part of the channels is not supported")
     family.rules(fields)
     fields.check_all_read()
+    arguments["bias_activation_fusion"] = (
+        arguments["activation_func"] is F.silu
+    )  # of the others Megatron knows no fusion
     arguments |= run_arguments(config, has_te)
     transformer = (MLATransformerConfig if family.is_mla else TransformerConfig)(**arguments)
     tp, vocab_size = config.parallel.tensor_model_parallel_size, fields("vocab_size")
@@ -136,8 +145,7 @@ def run_arguments(config: Config, has_te: bool) -> dict[str, Any]:
         "use_cpu_initialization": resolve_device(config.cluster.device).kind == "cpu",
         "perform_initialization": False,  # the weights come from the checkpoint
     }
-    if not has_te:
-        arguments |= WITHOUT_TRANSFORMER_ENGINE
+    arguments |= WITH_TRANSFORMER_ENGINE if has_te else WITHOUT_TRANSFORMER_ENGINE
     if config.model.recompute_activations:
         arguments |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     return arguments | parse_megatron_args(config.model.megatron_args).transformer
