@@ -95,6 +95,8 @@ def read_parameter(reader: TorchDistReader, parameter: Parameter) -> list[Tensor
             )
         sizes = (1,) * (len(slot.whole) - len(slot.shape)) + slot.shape
         parts.append(reader.read(slot.key, (slot.offsets, sizes)).reshape(slot.shape))
+    if isinstance(parameter.rule, Stacked) and len(parts) == len(parameter.names):
+        return parts  # stored apart, as they are needed
     return parameter.rule.merge([torch.cat(parts) if len(parts) > 1 else parts[0]])
 
 

@@ -9,10 +9,11 @@ Megatron reads and writes the same files in training; here one tensor at a time 
 
 from __future__ import annotations
 
-import io
 import json
+import mmap
 import os
 import pickle
+import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
+
+from slime_rl.trainer.saved_tensor import saved_tensor
 
 METADATA, FORMAT_FILE, COMMON = ".metadata", "metadata.json", "common.pt"
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # (offsets, sizes)
@@ -179,24 +182,23 @@ class TorchDistReader:
 
     def _load(self, key: str, offsets: tuple[int, ...]) -> Tensor:
         info = self._storage[key, offsets]
+        path = self.folder / info.relative_path
         if info.relative_path not in self._files:
             try:
-                self._files[info.relative_path] = (self.folder / info.relative_path).open("rb")
-            except OSError as error:
+                with path.open("rb") as opened:  # private: nobody can write to the file through a tensor
+                    self._files[info.relative_path] = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
+            except (OSError, ValueError) as error:
                 raise ValueError(f"{self.folder}: the data file {info.relative_path} is missing: {error}") from error
-        file = self._files[info.relative_path]
-        file.seek(info.offset)
-        data = file.read(info.length)
-        if len(data) != info.length:
-            raise ValueError(f"{self.folder / info.relative_path}: is cut off, the data of {key} is not all there")
+        data = self._files[info.relative_path]
+        if info.offset + info.length > len(data):
+            raise ValueError(f"{path}: is cut off, the data of {key} is not all there")
         try:
-            return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-        except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
-            raise ValueError(f"{self.folder / info.relative_path}: the data of {key} is damaged: {error}") from error
+            return saved_tensor(data, info.offset, info.length)
+        except (RuntimeError, pickle.UnpicklingError, EOFError, zipfile.BadZipFile, KeyError) as error:
+            raise ValueError(f"{path}: the data of {key} is damaged: {error}") from error
 
     def close(self) -> None:
-        for file in self._files.values():
-            file.close()
+        """Let go of the files; tensors that were read stay valid."""
         self._files.clear()
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from torch.distributed.checkpoint import FileSystemReader, load
 
 from slime_rl.trainer.hf_folder import HFFolder, TensorInfo, write_safetensors
+from slime_rl.trainer.saved_tensor import saved_tensor
 from slime_rl.trainer.torch_dist import TorchDistFile, TorchDistReader, write_index
 
 WHOLE = torch.arange(7 * 5, dtype=torch.float32).reshape(7, 5)
@@ -39,6 +41,21 @@ def test_whole_tensors_and_boxes_across_files_are_read(folder: Path) -> None:
     assert torch.equal(reader.read("w", ((2, 1), (3, 4))), WHOLE[2:5, 1:])
     assert reader.read("e", ((1, 0), (1, 4))).tolist() == [[1, 1, 1, 1]]
     assert reader.common() == {"step": 3}
+
+
+def test_tensor_without_sums_or_with_strides_is_read(tmp_path: Path) -> None:
+    torch.serialization.set_crc32_options(False)
+    try:
+        with TorchDistFile(tmp_path, 0) as file:
+            file.write("w", (5, 7), (0, 0), WHOLE.T)
+    finally:
+        torch.serialization.set_crc32_options(True)
+    write_index(tmp_path, file.boxes, {})
+    assert torch.equal(TorchDistReader(tmp_path).read("w"), WHOLE.T)
+    torch.save(WHOLE.T, tmp_path / "strided")
+    with open(tmp_path / "strided", "rb") as opened:
+        data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
+    assert torch.equal(saved_tensor(data, 0, len(data)), WHOLE.T)
 
 
 def test_missing_tensor_file_and_data_are_named(folder: Path, tmp_path: Path) -> None:
