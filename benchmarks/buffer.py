@@ -207,7 +207,8 @@ def main() -> None:
     budget = 256 << 20
     with tempfile.TemporaryDirectory() as folder:
         config = make_config(Path(folder), "--n-samples-per-prompt", "8")
-        tight = make_config(Path(folder), "--n-samples-per-prompt", "1", "--buffer-memory-bytes", str(budget))
+        single = ("--n-samples-per-prompt", "1", "--advantage-estimator", "reinforce_plus_plus")
+        tight = make_config(Path(folder), *single, "--buffer-memory-bytes", str(budget))
         admit = measure_rates(config)
         checkpoint_s = measure_checkpoint(config, args.ledger)
         measure_waiting(tight, args.waiting, budget)

@@ -197,7 +197,7 @@ def third_is_long(input_ids: list[int]) -> int:
 
 def test_longest_first_starts_what_took_longest_before(tmp_path: Path) -> None:
     """Two slots and the same three prompts in every step: the long one starts first once it is known."""
-    flags = ("--rollout-batch-size", "3", "--n-samples-per-prompt", "1")
+    flags = ("--rollout-batch-size", "3", "--n-samples-per-prompt", "1", "--advantage-estimator", "reinforce")
     seconds = {}
     for order in ("in_order", "longest_first"):
         steps = Steps(tmp_path, *flags, "--rollout-order", order, length_of=third_is_long)
