@@ -249,7 +249,7 @@ def dry_run(config: Config, gpu: str | None = None) -> tuple[str, bool]:
     lines += [f"  note  {note}" for note in config_notes(config)]
     if config.needs_engines:
         device = "cpu" if config.cluster.device == "cpu" else "cuda"
-        words = sglang_arguments(config, 0, device, "HOST", 0, None)
+        words = sglang_arguments(config, 0, device, "HOST", 0)
         lines += ["", "arguments of the first engine", "  " + shlex.join(words)]
     try:
         plan = make_plan(config, find_site(config, gpu), find_lengths(config))

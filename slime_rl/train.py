@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from slime_rl.cluster.cluster import Cluster
-from slime_rl.cluster.errors import explain, write_error_log
+from slime_rl.cluster.errors import TrainWorkerLost, explain, write_error_log
 from slime_rl.cluster.ray_session import ray_session, with_device
 from slime_rl.cluster.run_folder import run_folder
 from slime_rl.config import Config, parse_config
@@ -68,6 +68,16 @@ class Run:
         self.cluster.rollout.weights_are(version)
         return report
 
+    def start_again(self, error: TrainWorkerLost) -> int:
+        """After the loss of a train worker: go back to the last checkpoint; returns its finished steps."""
+        self.timer.abandon_step()
+        with self.timer.phase("restart"):
+            step = self.cluster.restart_trainers(error)
+        self.engine_version = None
+        self.accuracies = [found for found in self.accuracies if found[0] < step]
+        self.trackers.rewind(step)
+        return step
+
     @property
     def reached_target(self) -> bool:
         target = self.config.train.stop_at_eval_accuracy
@@ -80,8 +90,21 @@ class Run:
 
 def train(run: Run) -> int:
     """Run every remaining step; returns the number of finished steps."""
+    start = run.cluster.restore()
+    while True:
+        try:
+            return train_from(run, start)
+        except TrainWorkerLost as error:
+            start = run.start_again(error)
+
+
+def train_from(run: Run, start: int) -> int:
+    """`train` from a number of finished steps on.
+
+    Raises:
+        TrainWorkerLost: the process of a train worker ended.
+    """
     config, cluster, timer = run.config, run.cluster, run.timer
-    start = cluster.restore()
     run.sync_weights(start)
     run.evaluate(start)
     finished = start
@@ -92,17 +115,17 @@ def train(run: Run) -> int:
         with timer.phase("rollout"):
             cluster.rollout.submit_through(step + config.rollout.rollout_ahead)
             taken = cluster.rollout.take(step)
-        with timer.phase("train"):
+        with timer.phase("train"), cluster.training():
             metrics = cluster.actor.train(step, taken["shards"])
         finished = step + 1
         with timer.phase("commit"):
             cluster.rollout.commit(step)
-        if config.train.loss != "sft":  # supervised steps need no engine; an evaluation asks for the weights itself
-            metrics |= run.sync_weights(finished)
         cluster.saver.poll()
         if _save_is_due(config, finished):
             with timer.phase("save"):
                 cluster.save(finished)
+        if config.train.loss != "sft":  # supervised steps need no engine; an evaluation asks for the weights itself
+            metrics |= run.sync_weights(finished)
         report_step(run, step, metrics | taken["metrics"], taken["samples"], taken["texts"])
         if run.evaluation_is_due(finished):
             run.evaluate(finished)
@@ -117,6 +140,7 @@ def report_step(run: Run, step: int, metrics: dict[str, float], samples: list[An
     metrics = metrics | timing.metrics()
     if timing.total_s > 0 and "train/tokens" in metrics:
         metrics["perf/tokens_per_s"] = metrics["train/tokens"] / timing.total_s
+    metrics |= run.cluster.fault_metrics()
     metrics["perf/peak_rss_gib"] = run.memory.peak_gib
     run.trackers.log(step, metrics)
     run.trackers.log_samples(step, samples, texts)
@@ -153,7 +177,7 @@ def run(config: Config, folder: Path) -> dict[str, Any]:
                 finished = train(state)
                 if config.train.num_steps > 0:
                     with timer.phase("export"):
-                        cluster.saver.export(finished)
+                        cluster.export(finished)
             with timer.phase("stop"):
                 cluster.stop()
         summary = {
@@ -197,8 +221,12 @@ def outcome(config: Config, summary: dict[str, Any], report: Path) -> dict[str, 
     return lines | {"time": f"{summary['seconds']:.0f} s", "peak memory": f"{summary['peak_rss_gib']:.2f} GiB"}
 
 
+class Terminated(BaseException):
+    """SIGTERM came. Like KeyboardInterrupt it passes every `except Exception` on its way out."""
+
+
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)
+    raise Terminated
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -215,9 +243,10 @@ def main(argv: list[str] | None = None) -> int:
         with run_folder(checked) as folder:
             config = checked
             run(config, folder)
-    except KeyboardInterrupt:
-        print("slime_rl: interrupted", file=sys.stderr)
-        return 130
+    except (KeyboardInterrupt, Terminated) as signalled:
+        by_user = isinstance(signalled, KeyboardInterrupt)
+        print(f"slime_rl: {'interrupted' if by_user else 'ended by SIGTERM'}; nothing is left running", file=sys.stderr)
+        return 128 + (signal.SIGINT if by_user else signal.SIGTERM)
     except Exception as error:
         message, is_users = explain(error)
         print(f"slime_rl: {message}", file=sys.stderr)

@@ -8,22 +8,29 @@ with cluster:                   leaving the block ends every process
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
 from slime_rl.cluster.checkpoint import find_checkpoint, read_meta, verify
 from slime_rl.cluster.engines import EngineGroup
+from slime_rl.cluster.errors import TrainWorkerLost
 from slime_rl.cluster.load_checks import check_loadable
 from slime_rl.cluster.placement import Placement
 from slime_rl.cluster.saver import Saver
 from slime_rl.cluster.train_group import TrainGroup
 from slime_rl.config import Config
+from slime_rl.engine.guard import EngineState, note_fault
+from slime_rl.weight_sync.report import SyncReport
 
-_CHECK_ALIVE_S = 5.0  # between looks at the engines while a rollout is waited for
+if TYPE_CHECKING:
+    from slime_rl.weight_sync.memory import Action
+
+_LOOK_AFTER_S = 1.0  # between looks at the engines while a rollout is waited for
 
 
 class RolloutActor:
@@ -42,11 +49,11 @@ class RolloutActor:
 class Rollout:
     """The driver's handle of the rollout manager: `rollout.take(step)` waits for the manager's `take`.
 
-    While it waits it looks after the engines (`check_alive`), without which the answer would never come.
+    While it waits it looks after the engines, without which the answer might never come.
     """
 
     def __init__(self, config: Config) -> None:
-        self.check_alive: Callable[[], None] | None = None  # set once engines serve
+        self.look_after: Callable[[], None] | None = None  # set once engines serve
         self.actor: Any = ray.remote(RolloutActor).options(num_cpus=1).remote(config)
 
     def begin(self, method: str, *args: Any) -> Any:
@@ -57,9 +64,9 @@ class Rollout:
         return lambda *args: self._wait(self.begin(method, *args))
 
     def _wait(self, reference: Any) -> Any:
-        while not ray.wait([reference], timeout=_CHECK_ALIVE_S)[0]:
-            if self.check_alive is not None:
-                self.check_alive()
+        while not ray.wait([reference], timeout=_LOOK_AFTER_S)[0]:
+            if self.look_after is not None:
+                self.look_after()
         return ray.get(reference)
 
 
@@ -72,6 +79,10 @@ class Cluster:
         self.rollout: Any = None  # Rollout, once started
         self.actor: Any = None  # TrainGroup, once started
         self.saver: Any = None  # Saver, once started
+        self.num_train_restarts = 0
+        self._loaded: tuple[Path, int] | None = None  # checkpoint of --load, and its steps
+        self._released: dict[str, set[str]] = {}  # memory that engines have given back, by URL
+        self._served: int | None = None  # version that engines and trainer both have; None once they may differ
 
     def start(self) -> None:
         """Start all parts at once; whatever has started is ended when one fails."""
@@ -102,16 +113,125 @@ class Cluster:
             pending["engines"] = self.engines.start()
         pending["trainers"] = self.actor.start()
         started = _wait_all(pending, config.cluster.start_timeout_s)
-        self.actor.data_parallel_ranks = started["trainers"]
+        self.actor.connect(started["trainers"])
         if self.engines is not None:
             self.engines.connect(started["engines"])
-            self.actor.connect_engines(self.engines.urls)
-            self.rollout.check_alive = self.engines.check_alive
+            self.rollout.look_after = self._look_after
         self.rollout.connect(self.engines.router.url if self.engines else None)
 
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """The trainer's turn. With --colocate the engines give back their memory and the trainer onloads; the engines'
+        turn begins with the next `sync_weights`."""
+        if self.config.cluster.colocate:
+            self._take_devices()
+        self._served = None
+        yield
+
+    def _take_devices(self) -> None:
+        """Engines release, trainer onloads; nothing happens when it is so already."""
+        if self.engines is not None:
+            self._change_engine_memory("release", self.engines.updatable())
+        self.actor.onload()
+
+    def _change_engine_memory(self, action: Action, urls: list[str]) -> None:
+        assert self.engines is not None
+        self._released, failed = self.actor.change_engine_memory(action, urls, self._released)
+        for url, reason in failed.items():
+            self.engines.guard.report(url, f"did not change its memory: {reason}")
+
+    def export(self, step: int) -> None:
+        """The model after `step` finished steps as a Hugging Face folder."""
+        if self.config.cluster.colocate:
+            self._take_devices()
+        self.saver.export(step)
+
     def sync_weights(self, version: int) -> dict[str, float]:
-        """Send the trainer's weights to the engines as `version`; nothing to do without engines."""
-        return self.actor.sync_weights(version) if self.engines is not None else {}
+        """Send the trainer's weights to the engines as `version`; nothing to do without engines.
+
+        Engines that are lost meanwhile are left to the guard; returns when at least one has the weights.
+        """
+        if self.engines is None:
+            return {}
+        if self._released:
+            self._change_engine_memory("resume_weights", list(self._released))
+        while True:
+            report = self._send(self.engines, version, self._wait_for_engine(self.engines))
+            if report.updated:
+                self._served = version
+                if self.config.cluster.colocate:
+                    self.actor.offload()
+                    self._change_engine_memory("resume_rest", list(self._released))
+                return {
+                    "sync/seconds": report.seconds,
+                    "sync/bytes": float(report.num_bytes),
+                    "sync/changed_share": report.changed_share,
+                }
+
+    def _send(self, engines: EngineGroup, version: int, urls: list[str]) -> SyncReport:
+        report = self.actor.sync_weights(version, urls)
+        engines.settle(version, report.updated, report.failed)
+        return report
+
+    def _wait_for_engine(self, engines: EngineGroup) -> list[str]:
+        """URLs of the engines to update; waits while every one of them is being restarted."""
+        while True:
+            engines.guard.check()
+            urls = engines.updatable()
+            if urls:
+                return urls
+            time.sleep(_LOOK_AFTER_S)
+
+    def _look_after(self) -> None:
+        """While a rollout is waited for: end the run when the guard says so, and bring restarted engines up to date
+        while the trainer, which has nothing to do now, still has the weights that the others serve."""
+        engines = self.engines
+        assert engines is not None
+        engines.guard.check()
+        if self._served is None or not (stale := engines.guard.urls(EngineState.STALE)):
+            return
+        if self.config.cluster.colocate:  # the trainer needs the devices to send, so all engines make room
+            version = self._served
+            self._take_devices()
+            self.sync_weights(version)
+        else:
+            self._send(engines, self._served, stale)
+
+    def restart_trainers(self, error: TrainWorkerLost) -> int:
+        """Build the train group anew after a loss and go back to the newest checkpoint; returns its finished steps.
+
+        The buffer goes back with it: what was generated since then is generated again.
+
+        Raises:
+            TrainWorkerLost: --max-restarts is used up.
+        """
+        limit = self.config.cluster.max_restarts
+        if self.num_train_restarts >= limit:
+            raise TrainWorkerLost(f"{error}; --max-restarts {limit} allows no further restart") from error
+        self.num_train_restarts += 1
+        note_fault(self.config.run_dir, f"{error}; restarting the train group")
+        self._served = None
+        self.rollout.halt()
+        self.saver.give_up()
+        self.actor.restart()
+        if self.config.cluster.colocate:
+            self._take_devices()
+        folder, step = self.saver.newest or self._loaded or (None, 0)
+        if folder is not None:
+            self.actor.load(str(folder / "model"))
+        elif self.config.checkpoint.load is not None:  # --finetune
+            self.actor.load_weights(str(check_loadable(self.config) / "model"))
+        self.rollout.restore(None if folder is None else str(folder / "buffer.json"), step)
+        note_fault(self.config.run_dir, f"the train group goes on after step {step} (the newest checkpoint)")
+        return step
+
+    def fault_metrics(self) -> dict[str, float]:
+        """Restarts so far."""
+        counts = {"faults/train_restarts": float(self.num_train_restarts)}
+        if self.engines is not None:
+            restarts = self.engines.guard.num_restarts
+            counts |= {f"faults/{what}_restarts": float(count) for what, count in restarts.items()}
+        return counts
 
     def save(self, step: int) -> None:
         """One checkpoint of model, optimizer, RNG and buffer after `step` finished steps."""
@@ -141,11 +261,13 @@ class Cluster:
         self.actor.load(str(folder / "model"))
         step = read_meta(folder).step
         self.rollout.restore(str(folder / "buffer.json"), step)
+        self._loaded = (folder, step)
         return step
 
     def abandon(self) -> None:
         """After a failure: actors may be busy for long, so they are not asked; all of them end with the Ray session."""
         if self.engines is not None:
+            self.engines.guard.close()
             self.engines.router.stop()
         self.rollout = self.actor = self.engines = None
 

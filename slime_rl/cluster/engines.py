@@ -1,68 +1,197 @@
-"""The rollout side's processes: one Ray actor per SGLang server, and the router that the driver owns."""
+"""The rollout side's processes: one Ray actor per SGLang server, the router that the driver owns, and their guard."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
+from slime_rl.cluster.errors import root_cause
 from slime_rl.cluster.placement import Placement
 from slime_rl.config import Config
+from slime_rl.engine.control import EngineControl, EngineError
+from slime_rl.engine.guard import EngineGuard, EngineState
 from slime_rl.engine.router import RouterProcess
-from slime_rl.engine.server import EngineServer
+from slime_rl.engine.server import EngineServer, answers
+
+_ACTOR_ANSWER_S = 10.0
+_RESTART_MARGIN_S = 30.0  # what ending the old server may take on top of the new one's start
+_CHECKSUM_S = 120.0
 
 
 class EngineActor:
     """Runs in its own Ray worker; the server below it lives in a process group that dies with this worker."""
 
-    def __init__(self, config: Config, index: int, run_dir: str) -> None:
-        self.server = EngineServer(config, index, Path(run_dir))
+    def __init__(self, config: Config, index: int, run_dir: str, gpus: tuple[int, ...]) -> None:
+        self.server = EngineServer(config, index, Path(run_dir), gpus, host=serving_host(config))
 
     def start(self) -> str:
         """Start the server, wait until it is healthy, return its URL."""
         self.server.start()
         return self.server.url
 
-    def is_alive(self) -> bool:
-        return self.server.is_alive()
+    def restart(self) -> str:
+        self.server.restart()
+        return self.server.url
+
+    def end_message(self) -> str | None:
+        return self.server.end_message()
 
     def stop(self) -> None:
         self.server.stop()
+
+
+class EngineHandle:
+    """The driver's side of one engine; a lost Ray worker is replaced by another in the same bundle."""
+
+    def __init__(self, config: Config, placement: Placement, index: int) -> None:
+        self.config, self.placement, self.index = config, placement, index
+        self.actor = self._make()
+
+    def _make(self) -> Any:
+        options, gpus = self.placement.engine_options(self.index), self.placement.engine_gpus(self.index)
+        run_dir = str(self.config.run_dir)
+        return ray.remote(EngineActor).options(**options).remote(self.config, self.index, run_dir, gpus)
+
+    def begin(self) -> Any:
+        """Start the server; the reference resolves to its URL."""
+        return self.actor.start.remote()
+
+    def stop(self) -> list[Any]:
+        """Begin to end the server; references to wait for."""
+        return [self.actor.stop.remote()]
+
+    def end_message(self) -> str | None:
+        """See engine.guard.Restartable. A worker that does not answer says nothing about its server."""
+        try:
+            return ray.get(self.actor.end_message.remote(), timeout=_ACTOR_ANSWER_S)
+        except GetTimeoutError:
+            return None
+        except RayActorError:
+            return "was lost with its Ray worker"
+
+    def restart(self) -> str:
+        """See engine.guard.Restartable."""
+        limit_s = self.config.cluster.start_timeout_s + _RESTART_MARGIN_S
+        try:
+            return ray.get(self.actor.restart.remote(), timeout=limit_s)
+        except RayTaskError as error:
+            raise RuntimeError(str(root_cause(error))) from error
+        except (GetTimeoutError, RayActorError):
+            ray.kill(self.actor)  # its server ends with it
+        self.actor = self._make()
+        try:
+            return ray.get(self.actor.start.remote(), timeout=limit_s)
+        except GetTimeoutError as error:  # most likely Ray waits for a node in place of a lost one
+            raise RuntimeError(f"Ray had no place for it within {limit_s:g} s; has a node been lost?") from error
+        except (RayTaskError, RayActorError) as error:
+            raise RuntimeError(str(root_cause(error))) from error
+
+
+class ExternalEngine:
+    """A server that somebody else runs (--rollout-external-engine-addrs): it is waited for, never started or ended."""
+
+    def __init__(self, config: Config, url: str) -> None:
+        self.url, self.limit_s = url.rstrip("/"), config.cluster.start_timeout_s
+
+    def begin(self) -> Any:
+        """As EngineHandle.begin."""
+        return ray.remote(_await_answer).options(num_cpus=0).remote(self.url, self.limit_s)
+
+    def end_message(self) -> str | None:
+        """Nothing is known of its process."""
+        return None
+
+    def restart(self) -> str:
+        """Wait until it answers again; who runs it must start it."""
+        return _await_answer(self.url, self.limit_s)
+
+    def stop(self) -> list[Any]:
+        """It goes on."""
+        return []
+
+
+def _await_answer(url: str, limit_s: float) -> str:
+    deadline = time.monotonic() + limit_s
+    while not answers(f"{url}/health"):
+        if time.monotonic() > deadline:
+            raise RuntimeError(
+                f"--rollout-external-engine-addrs: {url} does not answer within --start-timeout-s {limit_s:g}"
+            )
+        time.sleep(0.5)
+    return url
+
+
+def serving_host(config: Config) -> str:
+    """The address that servers of this process listen on: nobody else's business on a machine of its own, else the
+    network of the cluster (not every network of the machine)."""
+    return "127.0.0.1" if config.cluster.ray_address is None else ray.util.get_node_ip_address()
 
 
 class EngineGroup:
     """All engines and the router in front of them."""
 
     def __init__(self, config: Config, placement: Placement) -> None:
-        self.urls: list[str] = []
-        self.router = RouterProcess(config, config.run_dir)
-        self.actors: list[Any] = [
-            ray.remote(EngineActor)
-            .options(**placement.engine_options(index))
-            .remote(config, index, str(config.run_dir))
-            for index in range(config.cluster.rollout_num_engines)
-        ]
+        self.router = RouterProcess(config, config.run_dir, host=serving_host(config))
+        self.guard = EngineGuard(config, self.router)
+        self.headers = config.engine.authorization
+        external = config.cluster.rollout_external_engine_addrs
+        self.handles: list[EngineHandle | ExternalEngine] = [ExternalEngine(config, url) for url in external]
+        if not external:
+            self.handles += [EngineHandle(config, placement, i) for i in range(config.cluster.rollout_num_engines)]
 
     def start(self) -> list[Any]:
         """Begin starting; the returned references resolve to the engines' URLs."""
         self.router.start()
-        return [actor.start.remote() for actor in self.actors]
+        return [handle.begin() for handle in self.handles]
 
     def connect(self, urls: list[str]) -> None:
-        """Put the started engines behind the router."""
-        self.urls = urls
-        for url in urls:
-            self.router.add_worker(url)
+        """Put the started engines behind the router and watch them."""
+        self.guard.begin(list(zip(self.handles, urls, strict=True)))
 
-    def check_alive(self) -> None:
-        """Raise RuntimeError when the router or an engine has ended; names its log."""
-        if not self.router.is_alive():
-            raise RuntimeError(f"the router has died; see {self.router.log_path}")
-        for index, alive in enumerate(ray.get([actor.is_alive.remote() for actor in self.actors])):
-            if not alive:
-                raise RuntimeError(f"engine {index} has died; see {self.router.log_path.parent}/engine_{index}.log")
+    def updatable(self) -> list[str]:
+        """URLs of the engines that can take new weights."""
+        return self.guard.urls(EngineState.SERVING, EngineState.STALE)
+
+    def settle(self, version: int, updated: list[str], failed: dict[str, str]) -> None:
+        """After a weight update: replace the engines that failed in it, and give traffic to the stale ones that now
+        have the same weights as an engine that was never lost."""
+        for url, reason in failed.items():
+            self.guard.report(url, f"failed in the weight update to version {version}: {reason}")
+        stale = [url for url in self.guard.urls(EngineState.STALE) if url in updated]
+        if not stale:
+            return
+        sound = [url for url in self.guard.urls(EngineState.SERVING) if url in updated]
+        found = asyncio.run(_fingerprints([*sound[:1], *stale], self.headers))
+        expected = next((found[url] for url in sound[:1] if isinstance(found[url], tuple)), None)
+        for url in stale:
+            print_ = found[url]
+            if isinstance(print_, EngineError):
+                self.guard.report(url, f"does not tell its checksum: {print_}")
+            elif print_[0] != str(version) or (expected is not None and print_ != expected):
+                self.guard.report(url, f"has version and checksum {print_} where {expected or version} is expected")
+            else:
+                self.guard.admit(url)
 
     def stop(self) -> None:
-        ray.wait([actor.stop.remote() for actor in self.actors], num_returns=len(self.actors), timeout=20)
+        self.guard.close()
+        if ends := [end for handle in self.handles for end in handle.stop()]:
+            ray.wait(ends, num_returns=len(ends), timeout=20)
         self.router.stop()
+
+
+async def _fingerprints(urls: list[str], headers: dict[str, str]) -> dict[str, tuple[str, str] | EngineError]:
+    """(weight version, checksum of the weights) of each engine, or why it does not tell them."""
+
+    async def one(url: str) -> tuple[str, str] | EngineError:
+        async with EngineControl(url, _CHECKSUM_S, headers=headers) as control:
+            try:
+                return await control.weight_version(), await control.checksum()
+            except EngineError as error:
+                return error
+
+    return dict(zip(urls, await asyncio.gather(*map(one, urls)), strict=True))

@@ -8,6 +8,10 @@ from pathlib import Path
 from ray.exceptions import RayActorError, RayTaskError
 
 
+class TrainWorkerLost(RuntimeError):
+    """The process of a train worker ended; the group must be built anew."""
+
+
 def root_cause(error: BaseException) -> BaseException:
     """The error that started it: out of Ray's wrapper and out of exception groups."""
     while True:

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import os
 import shutil
+import signal
 import sys
 import time
 import uuid
@@ -42,12 +43,22 @@ def ray_session(config: Config) -> Iterator[None]:
         head, address = _start_head(config)
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
-        ray.init(address=address, namespace=f"slime_rl_{os.getpid()}", **options)
+        with _own_signal_handlers():
+            ray.init(address=address, namespace=f"slime_rl_{os.getpid()}", **options)
         yield
     finally:
         ray.shutdown()
         if head is not None:
             head.stop(grace_s=0.1)  # nothing of value is in it; its own shutdown takes seconds
+
+
+@contextmanager
+def _own_signal_handlers() -> Iterator[None]:
+    """Put SIGTERM and SIGINT back after the block: Ray's own handlers print a stack trace and leave no context."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def _use_own_token() -> None:

@@ -8,6 +8,7 @@ Production is SteppedProduction (synchronous, --rollout-ahead) or ContinuousProd
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -82,6 +83,7 @@ class RolloutManager:
             return
         self.dumps = open_dumps(config)
         self.opened = open_buffer(config, self._encode)
+        self.first_state = copy.deepcopy(self.buffer.state_dict())
 
     def _make_parser(self) -> TurnParser:
         agent = self.config.agent
@@ -100,8 +102,13 @@ class RolloutManager:
         client, trace = None, open_trace(self.config, "rollout")
         if router_url is not None:
             slots = self.config.rollout.rollout_concurrency * self.config.cluster.rollout_num_engines
-            timeout_s = self.config.rollout.request_timeout_s
-            client = EngineClient(router_url, max_in_flight=slots, timeout_s=timeout_s, trace=trace)
+            client = EngineClient(
+                router_url,
+                max_in_flight=slots,
+                timeout_s=self.config.rollout.request_timeout_s,
+                trace=trace,
+                headers=self.config.engine.authorization,
+            )
         if self.config.agent.agent_path is not None:
             self.gateway = Gateway()
             await self.gateway.start()
@@ -188,18 +195,24 @@ class RolloutManager:
         """Write the buffer's state as JSON, its tensors beside it."""
         save_state(Path(path), self.buffer.state_dict())
 
-    async def restore(self, path: str, next_step: int) -> None:
-        """Load it again; production goes on with `next_step`."""
-        self.buffer.load_state_dict(load_state(Path(path)))
+    async def restore(self, path: str | None, next_step: int) -> None:
+        """Load it again, or without a path the state before the first step; production goes on with `next_step`."""
+        state = copy.deepcopy(self.first_state) if path is None else load_state(Path(path))
+        self.buffer.load_state_dict(state)
         self.drops.start_from(self.buffer.counts())
         self.next_step = next_step
         if self.dumps is not None:
             self.dumps.remove_from(next_step)
 
-    async def close(self) -> None:
-        """Cancel what runs, end the reward processes, close the client."""
+    async def halt(self) -> None:
+        """Cancel every production; `restore` comes next."""
         if self.running is not None:
             await self.running.close()
+            self.running = None
+
+    async def close(self) -> None:
+        """Cancel what runs, end the reward processes, close the client."""
+        await self.halt()
         if self.opened is not None:
             self.opened.close()
         if self.fence is not None:

@@ -28,6 +28,7 @@ class Saver:
         self._finishing: threading.Thread | None = None
         self._error: BaseException | None = None
         self._exported: Path | None = None
+        self.newest: tuple[Path, int] | None = None  # newest complete checkpoint of this run, and its finished steps
 
     def save(self, step: int) -> None:
         """One checkpoint after `step` finished steps, and an export where --save-hf asks for it.
@@ -43,7 +44,7 @@ class Saver:
             self._writing = meta
             self.rollout.save(str(folder / "buffer.json"))
         else:
-            self.store.write(meta, lambda folder: self._fill(folder, step))
+            self.newest = (self.store.write(meta, lambda folder: self._fill(folder, step)), step)
         if "{step}" in (self.config.checkpoint.save_hf or ""):
             self.export(step)
 
@@ -77,6 +78,14 @@ class Saver:
             self._finishing = None
         self.poll()
 
+    def give_up(self) -> None:
+        """The trainers are lost, and with them the save that they were writing; one that is written is completed."""
+        self._writing = None
+        if self._finishing is not None:
+            self._finishing.join()
+            self._finishing = None
+        self._error = None
+
     def _finish(self) -> None:
         meta, self._writing = self._writing, None
         assert meta is not None
@@ -86,7 +95,7 @@ class Saver:
 
     def _finish_store(self, meta: CheckpointMeta) -> None:
         try:
-            self.store.finish(meta)
+            self.newest = (self.store.finish(meta), meta.step)
         except BaseException as error:  # raised by the next poll
             self._error = error
 

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from slime_rl.config.checks import check, check_not_negative, check_positive
 from slime_rl.config.flags import flag
@@ -14,11 +15,26 @@ class ClusterConfig:
     train_num_workers: int = 1
     """Megatron workers in all: one process each, one GPU each where there are GPUs."""
 
+    num_nodes: int | None = flag(None, aliases=("--actor-num-nodes",))
+    """Nodes that train, each with --num-workers-per-node workers; not given: Ray packs the workers anywhere."""
+
+    num_workers_per_node: int | None = flag(None, aliases=("--actor-num-gpus-per-node",))
+    """Train workers on each of --num-nodes nodes; both give --train-num-workers."""
+
+    colocate: bool = False
+    """Trainer and engines share their GPUs and take turns: each gives its memory back while the other works."""
+
     rollout_num_engines: int = 1
     """SGLang engines behind the router."""
 
+    rollout_num_gpus: int | None = None
+    """GPUs of all engines together, which with --rollout-num-gpus-per-engine gives --rollout-num-engines."""
+
     rollout_num_gpus_per_engine: int = 1
-    """GPUs of one engine (its tensor-parallel size)."""
+    """GPUs of one engine (its tensor-parallel size); they are on one node."""
+
+    rollout_external_engine_addrs: tuple[str, ...] = ()
+    """URLs of SGLang servers that run already and are used instead of own engines; see docs/gpu.md for their flags."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where both run. auto takes cuda where torch finds it, else cpu."""
@@ -32,14 +48,67 @@ class ClusterConfig:
     start_timeout_s: float = 300.0
     """Longest time that engines, router and workers may take to start."""
 
+    train_health_timeout_s: float = 120.0
+    """A train worker whose process stands still for this long counts as dead."""
+
+    max_restarts: int = 3
+    """How often the train workers may be restarted from the last checkpoint after one died; 0 ends the run instead."""
+
     def __post_init__(self) -> None:
         check_positive(
+            num_nodes=self.num_nodes,
+            num_workers_per_node=self.num_workers_per_node,
+            rollout_num_gpus=self.rollout_num_gpus,
             train_num_workers=self.train_num_workers,
             rollout_num_engines=self.rollout_num_engines,
             rollout_num_gpus_per_engine=self.rollout_num_gpus_per_engine,
             start_timeout_s=self.start_timeout_s,
+            train_health_timeout_s=self.train_health_timeout_s,
         )
-        check_not_negative(train_threads_per_worker=self.train_threads_per_worker)
+        check_not_negative(train_threads_per_worker=self.train_threads_per_worker, max_restarts=self.max_restarts)
+        self._check_counts()
+
+    def _check_counts(self) -> None:
+        both = (self.num_nodes is None) == (self.num_workers_per_node is None)
+        check(both, "--num-nodes", "goes together with --num-workers-per-node", self.num_nodes)
+        if self.num_nodes is not None and self.num_workers_per_node is not None:
+            product = self.num_nodes * self.num_workers_per_node
+            wanted = f"must be --num-nodes x --num-workers-per-node = {product}, or left out"
+            check(self.train_num_workers == product, "--train-num-workers", wanted, self.train_num_workers)
+        each = self.rollout_num_gpus_per_engine
+        if self.rollout_num_gpus is not None:
+            wanted = (
+                f"must be --rollout-num-engines x --rollout-num-gpus-per-engine = {self.rollout_num_engines * each}"
+            )
+            is_whole = self.rollout_num_gpus == self.rollout_num_engines * each
+            check(is_whole, "--rollout-num-gpus", wanted, self.rollout_num_gpus)
+        external = self.rollout_external_engine_addrs
+        for url in external:
+            is_url = url.startswith(("http://", "https://"))
+            check(is_url, "--rollout-external-engine-addrs", "takes URLs such as http://host:30000", url)
+        if external:
+            wanted = f"must be the number of --rollout-external-engine-addrs ({len(external)}), or left out"
+            check(self.rollout_num_engines == len(external), "--rollout-num-engines", wanted, self.rollout_num_engines)
+            check(not self.colocate, "--colocate", "cannot be used with --rollout-external-engine-addrs", True)
+        if self.colocate and self.rollout_num_engines * each > self.train_num_workers:
+            wanted = (
+                f"engines of {each} GPUs do not fit on the {self.train_num_workers} of the train workers (--colocate)"
+            )
+            check(False, "--rollout-num-engines", wanted, self.rollout_num_engines)
+
+
+def derived_counts(values: Mapping[str, Any]) -> dict[str, int]:
+    """Counts that other flags give, for those that were not given themselves."""
+    found: dict[str, int] = {}
+    if values.get("train_num_workers") is None and values.get("num_nodes") and values.get("num_workers_per_node"):
+        found["train_num_workers"] = values["num_nodes"] * values["num_workers_per_node"]
+    if values.get("rollout_num_engines") is None:
+        if values.get("rollout_external_engine_addrs"):
+            found["rollout_num_engines"] = len(values["rollout_external_engine_addrs"])
+        elif values.get("rollout_num_gpus"):
+            each = values.get("rollout_num_gpus_per_engine") or 1
+            found["rollout_num_engines"] = max(1, values["rollout_num_gpus"] // each)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from slime_rl.config.agent import AgentConfig
 from slime_rl.config.algorithm import GROUP_ESTIMATORS, AlgorithmConfig
 from slime_rl.config.asynchrony import AsynchronyConfig
 from slime_rl.config.checks import check, check_data_files
-from slime_rl.config.cluster import ClusterConfig, ParallelConfig
+from slime_rl.config.cluster import ClusterConfig, ParallelConfig, derived_counts
 from slime_rl.config.critic import CriticConfig
 from slime_rl.config.evaluation import check_override_names, for_evaluation
 from slime_rl.config.flags import StrictParser, add_dataclass, build, split_passthrough
@@ -62,6 +62,13 @@ class Config:
             "--train-num-workers",
             f"must be a multiple of tensor x pipeline x context parallel size = {shards}",
             workers,
+        )
+        check(
+            not self.cluster.colocate or self.weight_sync.weight_sync in ("tensor", "disk"),
+            "--weight-sync",
+            "must be tensor or disk with --colocate: NCCL needs a GPU for each rank, and engines that gave their "
+            "weights back cannot take a delta",
+            self.weight_sync.weight_sync,
         )
         self._check_data()
         self._check_algorithm()
@@ -260,5 +267,6 @@ def parse_config(argv: list[str] | None = None) -> Config:
     rest, passed = split_passthrough(argv, list(PASSTHROUGH), parser.flags)
     values = vars(parser.parse_strictly(rest))
     values.update({PASSTHROUGH[prefix]: args for prefix, args in passed.items()})
+    values |= derived_counts(values)
     sections = {name: build(section, values) for name, section in SECTIONS.items()}
     return Config(**sections)

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
-from slime_rl.config.checks import check_positive
+from slime_rl.config.checks import check, check_not_negative, check_positive
 from slime_rl.config.flags import flag
 
 
@@ -23,18 +24,50 @@ class EngineConfig:
     engine_max_total_tokens: int | None = None
     """Tokens that the KV cache holds; on CPU 32768 when not given."""
 
-    engine_health_timeout_s: float = 30.0
-    """An engine that does not answer its health check for this long counts as dead."""
+    engine_health_first_wait_s: float = flag(0.0, aliases=("--rollout-health-check-first-wait",))
+    """Seconds after an engine's start before its health is checked, where first requests take long (compilation)."""
+
+    engine_health_interval_s: float = flag(5.0, aliases=("--rollout-health-check-interval",))
+    """Seconds between two health checks of an engine; the router is checked as often."""
+
+    engine_health_timeout_s: float = flag(30.0, aliases=("--rollout-health-check-timeout",))
+    """An engine whose scheduler does not answer its health checks for this long counts as dead, and so does the
+    router."""
+
+    max_engine_restarts: int = 10
+    """How often engines and router may be restarted in a run, all together; one more ends the run."""
+
+    engine_api_key_file: str | None = None
+    """File with an API key that engines and router ask every caller for; without one they answer anybody."""
 
     sglang_args: tuple[str, ...] = flag((), passthrough="sglang")
     """Every --sglang-NAME [VALUE] is passed to the SGLang server as --NAME [VALUE]."""
 
     def __post_init__(self) -> None:
+        if self.engine_api_key_file is not None:
+            path = Path(self.engine_api_key_file)
+            is_key = path.is_file() and len(path.read_text().split()) == 1
+            check(is_key, "--engine-api-key-file", "must be a file with one word in it", self.engine_api_key_file)
         check_positive(
             engine_mem_fraction=self.engine_mem_fraction,
             engine_max_total_tokens=self.engine_max_total_tokens,
+            engine_health_interval_s=self.engine_health_interval_s,
             engine_health_timeout_s=self.engine_health_timeout_s,
         )
+        check_not_negative(
+            engine_health_first_wait_s=self.engine_health_first_wait_s, max_engine_restarts=self.max_engine_restarts
+        )
+
+    @property
+    def api_key(self) -> str | None:
+        """Read where it is needed, so that it is in no record of the run's configuration."""
+        return None if self.engine_api_key_file is None else Path(self.engine_api_key_file).read_text().strip()
+
+    @property
+    def authorization(self) -> dict[str, str]:
+        """HTTP headers for engines and router."""
+        key = self.api_key
+        return {} if key is None else {"Authorization": f"Bearer {key}"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +88,12 @@ class RouterConfig:
 class WeightSyncConfig:
     """Weight sync: how new weights get from the trainer to the engines."""
 
-    weight_sync: Literal["tensor", "distributed"] = "tensor"
-    """tensor passes shared memory on one machine; distributed broadcasts over gloo or NCCL."""
+    weight_sync: Literal["tensor", "distributed", "disk", "disk-delta"] = "tensor"
+    """tensor passes shared memory on one machine; distributed broadcasts over gloo or NCCL; disk writes files to
+    --weight-sync-dir, disk-delta after the first time only the values that changed."""
+
+    weight_sync_dir: str | None = None
+    """Folder of disk and disk-delta; trainer and engines reach it by this path. RUN_DIR/weight_sync when not given."""
 
     weight_sync_bucket_bytes: int = 512 * 1024 * 1024
     """Most bytes of weights on the way at once."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal, NoReturn
 
 from slime_rl.config import Config
+from slime_rl.engine.control import WEIGHT_RECEIVER
 from slime_rl.engine.device import engine_device
 from slime_rl.engine.environment import engine_environment
 
@@ -34,6 +35,8 @@ OURS_IN_SGLANG = {
     "port": "",
     "base_gpu_id": "",
     "weight_version": "",
+    "custom_weight_loader": "",
+    "api_key": "--engine-api-key-file",
 }
 OURS_IN_ROUTER = {
     "policy": "--router-policy",
@@ -43,12 +46,11 @@ OURS_IN_ROUTER = {
     "prometheus_host": "",
     "prometheus_port": "",
     "worker_urls": "",
+    "api_key": "--engine-api-key-file",
 }
 
 
-def sglang_arguments(
-    config: Config, index: int, device: Literal["cpu", "cuda"], host: str, port: int, base_gpu_id: int | None
-) -> list[str]:
+def sglang_arguments(config: Config, index: int, device: Literal["cpu", "cuda"], host: str, port: int) -> list[str]:
     """Arguments of engine `index`; the user's own come last and win."""
     engine, dtype = config.engine, config.engine.engine_dtype
     arguments = {
@@ -61,7 +63,6 @@ def sglang_arguments(
         "random-seed": config.train.seed + index,
         "mem-fraction-static": engine.engine_mem_fraction,
         "max-total-tokens": engine.engine_max_total_tokens,
-        "base-gpu-id": base_gpu_id,
         "weight-version": 0,
         "log-level": "info",
         "log-level-http": "warning",
@@ -73,6 +74,8 @@ def sglang_arguments(
         # Without retraction the cache cannot be emptied at an update, and old prefixes would serve new requests. The
         # overlapped schedule reports the new version one token early.
         switches += ["--disable-radix-cache", "--disable-overlap-schedule"]
+    if device == "cuda" and config.cluster.colocate:
+        switches.append("--enable-memory-saver")
     if device == "cpu":
         arguments["attention-backend"] = "torch_native"
         arguments["mem-fraction-static"] = engine.engine_mem_fraction or CPU_MEM_FRACTION
@@ -85,6 +88,7 @@ def sglang_arguments(
         switches += ["--enable-deterministic-inference"] if device == "cuda" else ["--disable-radix-cache"]
         if device == "cpu":
             arguments["max-running-requests"] = 1
+    switches.append(f"--custom-weight-loader={WEIGHT_RECEIVER}")
     pairs = [f"--{name}={value}" for name, value in arguments.items() if value is not None]
     return [*pairs, *dict.fromkeys(switches), *engine.sglang_args]
 

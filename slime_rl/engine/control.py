@@ -7,6 +7,7 @@ pause ─► begin_weight_update ─► update_from_tensor | update_from_distrib
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Literal
 
@@ -15,11 +16,16 @@ import aiohttp
 CONNECT_TRIES = 4
 CONNECT_PAUSE_S = 0.2
 DEFAULT_TIMEOUT_S = 300.0
+WEIGHT_RECEIVER = "slime_rl.weight_sync.receive.load"  # a function that SGLang is allowed to import and call
 MEMORY_TAGS = ("weights", "kv_cache", "cuda_graph")
 
 
 class EngineError(RuntimeError):
     """An engine did not do what it was told: not reachable, too slow, or the request was refused."""
+
+
+class EngineRefused(EngineError):
+    """The engine answered, and its answer was no."""
 
 
 class EngineControl:
@@ -29,10 +35,18 @@ class EngineControl:
     again, `CONNECT_TRIES` times: anything later may have had its effect already.
     """
 
-    def __init__(self, url: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        url: str,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        *,
+        released: set[str] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         self.url = url.rstrip("/")
         self.timeout_s = timeout_s
-        self._released: set[str] = set()
+        self.released = set() if released is None else released  # tags of the memory that it has given back
+        self._headers = dict(headers or {})
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> EngineControl:
@@ -71,11 +85,23 @@ class EngineControl:
         await self.call("POST", f"/flush_cache?timeout={wait_s:g}")
 
     async def begin_weight_update(self) -> None:
-        await self.call("POST", "/begin_weight_update", {})
+        """Open an update. One that its sender left open when it died is ended first: what it loaded is replaced now."""
+        try:
+            await self.call("POST", "/begin_weight_update", {})
+        except EngineRefused as error:
+            if "already open" not in str(error):
+                raise
+            await self.end_weight_update()
+            await self.call("POST", "/begin_weight_update", {})
 
     async def update_from_tensor(self, payloads: list[str]) -> None:
         """Load one flattened bucket; `payloads` has one base64 text for each tensor-parallel rank."""
         body = {"serialized_named_tensors": payloads, "load_format": "flattened_bucket", "flush_cache": False}
+        await self.call("POST", "/update_weights_from_tensor", body)
+
+    async def update_by_instruction(self, payloads: list[str]) -> None:
+        """Have our receiver in the engine load weights; one `Instruction.to_payload` for each tensor-parallel rank."""
+        body = {"serialized_named_tensors": payloads, "load_format": WEIGHT_RECEIVER, "flush_cache": False}
         await self.call("POST", "/update_weights_from_tensor", body)
 
     async def update_from_distributed(
@@ -137,7 +163,7 @@ class EngineControl:
         self._check_tags(tags, released=False)
         await self.flush_cache()  # fails unless idle
         await self.call("POST", "/release_memory_occupation", {"tags": list(tags)})
-        self._released |= set(tags)
+        self.released |= set(tags)
 
     async def resume_memory(self, tags: tuple[str, ...] = MEMORY_TAGS) -> None:
         """Take released memory again; weights come back unset on CUDA and must be sent.
@@ -147,13 +173,13 @@ class EngineControl:
         """
         self._check_tags(tags, released=True)
         await self.call("POST", "/resume_memory_occupation", {"tags": list(tags)})
-        self._released -= set(tags)
+        self.released -= set(tags)
 
     def _check_tags(self, tags: tuple[str, ...], released: bool) -> None:
         for tag in tags:
             if tag not in MEMORY_TAGS:
                 raise ValueError(f"memory tag must be one of {', '.join(MEMORY_TAGS)}, got {tag!r}")
-            if (tag in self._released) != released:
+            if (tag in self.released) != released:
                 raise ValueError(f"engine {self.url}: memory {tag!r} is {'not' if released else 'already'} released")
 
     async def call(
@@ -175,7 +201,7 @@ class EngineControl:
 
     async def _call(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
         if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
+            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None), headers=self._headers)
         tries = 0
         while True:
             tries += 1
@@ -183,7 +209,7 @@ class EngineControl:
                 async with self._session.request(method, self.url + path, json=body) as answer:
                     if answer.status >= 400:
                         text = (await answer.text())[:1000]
-                        raise EngineError(f"engine {self.url}{path} refused: HTTP {answer.status}: {text}")
+                        raise EngineRefused(f"engine {self.url}{path} refused: HTTP {answer.status}: {text}")
                     is_json = answer.content_type == "application/json"
                     return await answer.json() if is_json else None
             except aiohttp.ClientConnectorError:

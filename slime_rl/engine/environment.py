@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -34,10 +35,11 @@ def program_environment(extra: dict[str, str] | None = None) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in paths if p), **(extra or {})}
 
 
-def engine_environment(device: Literal["cpu", "cuda"], num_shards: int) -> dict[str, str]:
-    """For one SGLang server whose model is cut into `num_shards` (its tensor-parallel size)."""
+def engine_environment(device: Literal["cpu", "cuda"], num_shards: int, gpus: Sequence[int] = ()) -> dict[str, str]:
+    """For one SGLang server whose model is cut into `num_shards` (its tensor-parallel size), on the GPUs given."""
     if device == "cuda":
-        return program_environment(ENGINE)
+        visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))} if gpus else {}
+        return program_environment(ENGINE | visible)
     variables = ENGINE | ENGINE_ON_CPU
     if num_shards > 1:  # SGLang wants to be told which core each shard is bound to
         cores = sorted(os.sched_getaffinity(0))

@@ -9,6 +9,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 10.0
 POLL_S = 0.05
+PORT_PAUSE_S = 0.5
 HEALTH_INTERVAL_S = 2  # the router's default of 60 leaves a dead engine in rotation for minutes
 HEALTH_FAILURES = 2
 
@@ -34,12 +36,40 @@ class RouterProcess:
         self.log_path = Path(run_dir) / "logs" / "router.log"
         self._process: SupervisedProcess | None = None
         self._url: str | None = None
+        self._num_logs = 0
 
     @property
     def url(self) -> str:
         if self._url is None:
             raise RuntimeError("the router is not started")
         return self._url
+
+    def answers(self, timeout_s: float) -> bool:
+        """Whether it answers within `timeout_s`."""
+        return answers(f"{self.url}/liveness", timeout_s, self.config.engine.authorization)
+
+    def restart(self, engine_urls: Sequence[str]) -> None:
+        """End what is left of the router and start it again at the same address, with these engines behind it.
+
+        Raises:
+            RuntimeError: it did not start, or did not take an engine.
+        """
+        port = int(self.url.rpartition(":")[2])
+        self.stop()
+        self._num_logs += 1
+        self.log_path.replace(self.log_path.with_suffix(f".{self._num_logs}.log"))
+        deadline = time.monotonic() + self.config.cluster.start_timeout_s
+        self._launch(port)
+        while not self._wait(deadline):
+            taken = any(text in self.log_path.read_text(errors="replace") for text in PORT_TAKEN)
+            if not taken or time.monotonic() > deadline:
+                raise RuntimeError(self._failure())
+            assert self._process is not None
+            self._process.stop()
+            time.sleep(PORT_PAUSE_S)  # clients know this address only: wait until whoever took it lets it go
+            self._launch(port)
+        for url in engine_urls:
+            self.add_worker(url)
 
     def start(self) -> None:
         """Start the router without any engine and wait until it listens.
@@ -50,20 +80,30 @@ class RouterProcess:
         deadline = time.monotonic() + self.config.cluster.start_timeout_s
         for attempt in range(PORT_TRIES):
             self.stop()
-            self._launch()
-            while self.is_alive() and time.monotonic() < deadline:
-                if answers(f"{self.url}/liveness"):
-                    return
-                time.sleep(POLL_S)
-            log = self.log_path.read_text(errors="replace")
-            what = f"did not listen within --start-timeout-s {self.config.cluster.start_timeout_s:g}"
-            if not self.is_alive():
-                what = "ended while it started"
+            self._launch(free_port(self.host))
+            if self._wait(deadline):
+                return
+            message = self._failure()
             self.stop()
+            log = self.log_path.read_text(errors="replace")
             if attempt == PORT_TRIES - 1 or not any(text in log for text in PORT_TAKEN):
-                lines = "\n  ".join(useful_lines(log))
-                raise RuntimeError(f"the router {what}; the end of {self.log_path}:\n  {lines}")
+                raise RuntimeError(message)
             logger.warning("the router's port was taken by another process; choosing another")
+
+    def _wait(self, deadline: float) -> bool:
+        """False when the process ended or time ran out."""
+        while self.is_alive() and time.monotonic() < deadline:
+            if answers(f"{self.url}/liveness"):
+                return True
+            time.sleep(POLL_S)
+        return False
+
+    def _failure(self) -> str:
+        what = "ended while it started"
+        if self.is_alive():
+            what = f"did not listen within --start-timeout-s {self.config.cluster.start_timeout_s:g}"
+        lines = "\n  ".join(useful_lines(self.log_path.read_text(errors="replace")))
+        return f"the router {what}; the end of {self.log_path}:\n  {lines}"
 
     def is_alive(self) -> bool:
         return self._process is not None and self._process.is_running()
@@ -82,7 +122,8 @@ class RouterProcess:
             RuntimeError: the router refused it, or it was not routable within `timeout_s`.
         """
         deadline = time.monotonic() + timeout_s
-        self._call("POST", "/workers", {"url": url})
+        key = self.config.engine.api_key
+        self._call("POST", "/workers", {"url": url} if key is None else {"url": url, "api_key": key})
         while time.monotonic() < deadline:
             worker = self._find(url)
             if worker is not None and worker["is_healthy"]:
@@ -116,7 +157,10 @@ class RouterProcess:
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(
-            self.url + path, data=data, headers={"Content-Type": "application/json"}, method=method
+            self.url + path,
+            data=data,
+            headers={"Content-Type": "application/json", **self.config.engine.authorization},
+            method=method,
         )
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
@@ -128,12 +172,14 @@ class RouterProcess:
             raise RuntimeError(f"router {self.url} does not answer {method} {path}: {error}") from error
         return json.loads(content) if content else None
 
-    def _launch(self) -> None:
-        port, prometheus_port = free_port(self.host), free_port(self.host)
+    def _launch(self, port: int) -> None:
+        prometheus_port = free_port(self.host)
+        key = self.config.engine.api_key
         self._process = SupervisedProcess(
             [
                 *(sys.executable, "-m", "slime_rl.engine.launch_router"),
                 *router_arguments(self.config, self.host, port, prometheus_port),
+                *([] if key is None else [f"--api-key={key}"]),
             ],
             program_environment(),
             self.log_path,

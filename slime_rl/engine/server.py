@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
 import logging
+import signal
 import sys
 import time
-import urllib.error
 import urllib.request
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from slime_rl.config import Config
@@ -27,16 +29,18 @@ PROBE_TIMEOUT_S = 5.0
 class EngineServer:
     """SGLang server number `index` of a run; its log is RUN_DIR/logs/engine_INDEX.log.
 
-    It starts with the weights of --hf-checkpoint as version 0. `host` is the address it listens on.
+    It starts with the weights of --hf-checkpoint as version 0. `host` is the address it listens on; `gpus` are the
+    indices of its GPUs on this node, without any it takes those that its owner sees.
     """
 
     def __init__(
-        self, config: Config, index: int, run_dir: Path, base_gpu_id: int | None = None, *, host: str = "127.0.0.1"
+        self, config: Config, index: int, run_dir: Path, gpus: Sequence[int] = (), *, host: str = "127.0.0.1"
     ) -> None:
-        self.config, self.index, self.base_gpu_id, self.host = config, index, base_gpu_id, host
+        self.config, self.index, self.gpus, self.host = config, index, tuple(gpus), host
         self.log_path = Path(run_dir) / "logs" / f"engine_{index}.log"
         self._process: SupervisedProcess | None = None
         self._url: str | None = None
+        self._num_logs = 0
 
     @property
     def url(self) -> str:
@@ -76,6 +80,26 @@ class EngineServer:
         """Whether the server's process runs; says nothing about whether it answers."""
         return self._process is not None and self._process.is_running()
 
+    def end_message(self) -> str | None:
+        """How the server ended, with the end of its log; None while its process runs."""
+        if self._process is None:
+            return "is not started"
+        code = self._process.poll()
+        if code is None:
+            return None
+        how = f"was ended by signal {code - 128} ({_signal_name(code - 128)})" if code > 128 else f"exited with {code}"
+        lines = "\n  ".join(useful_lines(self.log_text(), 4))
+        return f"{how}; the end of {self.log_path}:\n  {lines}"
+
+    def restart(self) -> None:
+        """End what is left of the server and start a new one, with the weights of --hf-checkpoint as version 0, at
+        another port; the log so far is kept as engine_INDEX.N.log. Raises as `start` does."""
+        self.stop()
+        self._num_logs += 1
+        if self.log_path.exists():
+            self.log_path.replace(self.log_path.with_suffix(f".{self._num_logs}.log"))
+        self.start()
+
     def stop(self, grace_s: float = 0.2) -> None:
         """End the server and all its processes. Idempotent.
 
@@ -94,10 +118,12 @@ class EngineServer:
         port = free_port(self.host)
         kind = "cpu-seeded" if self.config.train.deterministic else "cpu"
         program = ["sglang.launch_server"] if device == "cuda" else ["slime_rl.engine.launch_engine", "serve", kind]
-        arguments = sglang_arguments(self.config, self.index, device, self.host, port, self.base_gpu_id)
+        arguments = sglang_arguments(self.config, self.index, device, self.host, port)
+        if (key := self.config.engine.api_key) is not None:
+            arguments.append(f"--api-key={key}")
         self._process = SupervisedProcess(
             [sys.executable, "-m", *program, *arguments],
-            engine_environment(device, self.config.cluster.rollout_num_gpus_per_engine),
+            engine_environment(device, self.config.cluster.rollout_num_gpus_per_engine, self.gpus),
             self.log_path,
             shm_prefix=SGLANG_SHM_PREFIX,
         )
@@ -126,14 +152,22 @@ class EngineServer:
         return f"engine {self.index} {what}; the end of {self.log_path}:\n  {lines}"
 
 
-def answers(url: str) -> bool:
+def answers(url: str, timeout_s: float = PROBE_TIMEOUT_S, headers: Mapping[str, str] | None = None) -> bool:
     """Whether a GET of `url` is answered with success. Proxies of the environment are not asked."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(url, timeout=PROBE_TIMEOUT_S):
+        with opener.open(urllib.request.Request(url, headers=dict(headers or {})), timeout=timeout_s) as answer:
+            answer.read()
             return True
-    except (urllib.error.URLError, ConnectionError, TimeoutError):
+    except (OSError, http.client.HTTPException):  # URLError, refused, reset and timed-out connections are OSErrors
         return False
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"
 
 
 def useful_lines(log: str, num_lines: int = 12) -> list[str]:

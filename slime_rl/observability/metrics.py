@@ -152,6 +152,10 @@ METRICS: tuple[Metric, ...] = (
             "Host memory of the driver and all its children, Ray's included; shared pages count once."),
     _metric("sync/seconds", "s", "wall time", "Weight update from the trainer to all engines."),
     _metric("sync/bytes", "bytes", "sum over buckets", "Weights sent."),
+    _metric("sync/changed_share", "share", "over all values", "Values that were sent: below 1 with disk-delta."),
+    _metric("faults/engine_restarts", "restarts", "count since the start", "Engines replaced, see docs/faults.md."),
+    _metric("faults/router_restarts", "restarts", "count since the start", "Times the router was started again."),
+    _metric("faults/train_restarts", "restarts", "count since the start", "Times the train group was built anew."),
 )
 # fmt: on
 

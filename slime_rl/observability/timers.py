@@ -116,6 +116,10 @@ class PhaseTimer:
             raise ValueError(f"step {step} cannot start before end_step() of step {self._step}")
         self._step, self._step_phases, self._step_start = step, {}, self.clock()
 
+    def abandon_step(self) -> None:
+        """The step that runs, if any, will be started again; its time counts for the run only."""
+        self._step = None
+
     def end_step(self) -> StepTiming:
         if self._step is None:
             raise ValueError("end_step() without start_step()")

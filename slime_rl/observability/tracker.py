@@ -8,7 +8,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -108,9 +108,22 @@ class TensorBoardTracker:
 class Trackers:
     """All destinations of a run as one; a context manager that closes them."""
 
-    def __init__(self, trackers: Sequence[Tracker], samples: SampleWriter | None = None) -> None:
+    def __init__(
+        self,
+        trackers: Sequence[Tracker],
+        samples: SampleWriter | None = None,
+        remake: Callable[[int], Trackers] | None = None,
+    ) -> None:
         self._trackers = list(trackers)
         self._samples = samples
+        self._remake = remake  # opens the same destinations as a resume at a step does
+
+    def rewind(self, step: int) -> None:
+        """Steps from `step` on run again: what was logged of them is dropped, as on a resume."""
+        assert self._remake is not None, "only trackers of make_trackers can go back"
+        self.close()
+        fresh = self._remake(step)
+        self._trackers, self._samples = fresh._trackers, fresh._samples
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         for tracker in self._trackers:
@@ -151,7 +164,7 @@ def make_trackers(config: Config, resume_step: int | None = None) -> Trackers:
     samples = None
     if config.logging.log_samples > 0:
         samples = SampleWriter(folder / SAMPLES_FILE, config.logging.log_samples, resume_step)
-    return Trackers(trackers, samples)
+    return Trackers(trackers, samples, lambda step: make_trackers(config, step))
 
 
 def write_config(config: Config, path: Path) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -48,7 +48,15 @@ class EngineClient:
     `timeout_s` has passed; the router may answer the retry from another engine.
     """
 
-    def __init__(self, url: str, *, max_in_flight: int, timeout_s: float, trace: Trace = NO_TRACE) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        max_in_flight: int,
+        timeout_s: float,
+        trace: Trace = NO_TRACE,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         self.url = url.rstrip("/")
         self.timeout_s = timeout_s
         self._trace = trace
@@ -57,7 +65,7 @@ class EngineClient:
         self._slots = Slots(max_in_flight)
         self._workers: tuple[float, list[str]] = (-math.inf, [])  # when they were asked for, the engines' URLs
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
+            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None), headers=headers
         )
 
     async def __aenter__(self) -> EngineClient:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import time
 import uuid
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -17,29 +17,40 @@ from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore, distributed_c10d  # pyright: ignore[reportPrivateImportUsage]
 
 from slime_rl.weight_sync.bucket import FlatBuffer, Slot
+from slime_rl.weight_sync.sender import GroupBroken
 from slime_rl.weight_sync.session import EngineSession
 
 GROUP_TIMEOUT_S = 120.0
 POLL_S = 0.002
+RECEIVE_FAILED = "Failed to receive weights"  # how SGLang says that a broadcast broke off
 
 
 class DistributedTransport:
     """Broadcasts flat buffers; the group is made at the first one, when the device is known."""
 
+    changed_share = 1.0
+
     def __init__(self, engines: EngineSession, num_shards: int, host: str) -> None:
         self.engines, self.num_shards, self.host = engines, num_shards, host
-        self.group_name = f"slime_{uuid.uuid4().hex[:8]}"  # an engine may still hold the group of an earlier run
+        self.group_name = ""
         self._group: dist.ProcessGroup | None = None
         self._store: TCPStore | None = None
 
     def make_buffer(self) -> FlatBuffer:
         return FlatBuffer(lambda num_bytes, device: torch.empty(num_bytes, dtype=torch.uint8, device=device))
 
-    def post(self, flat: Tensor, slots: list[Slot]) -> Future[Any]:
+    def begin(self, version: int) -> None:
+        """Nothing depends on it."""
+
+    def end(self) -> None:
+        """Nothing is left to do."""
+
+    def post(self, flat: Tensor, slots: list[Slot]) -> tuple[Future[Any], int]:
         """See Transport.post. Returns when the bytes have left; the engines then load them.
 
         Raises:
-            EngineError: an engine refused, or ended while it received.
+            EngineError: no engine is left.
+            GroupBroken: an engine refused, or ended while it received.
         """
         if self._group is None:
             self._group = self._make_group("nccl" if flat.is_cuda else "gloo")
@@ -53,11 +64,28 @@ class DistributedTransport:
         options.rootRank = options.rootTensor = 0
         work = self._group.broadcast([flat], options)
         while not work.is_completed():
-            if answers.done():
-                answers.result()  # an engine that fails leaves the broadcast waiting: raise its error instead
+            if answers.done() and (answers.exception() or self.engines.failed):
+                self._give_up(answers)  # an engine that fails leaves the broadcast waiting
             time.sleep(POLL_S)
-        work.wait()
-        return answers
+        try:
+            work.wait()
+        except RuntimeError:  # gloo: the connection to an engine was closed
+            self._give_up(answers)
+        return answers, flat.numel()
+
+    def _give_up(self, answers: Future[Any]) -> NoReturn:
+        """Engines that only could not receive because of another one are as good as before."""
+        self._group = self._store = None  # the others' receive ends with its sockets
+        wait([answers])
+        lost = {url: error for url, error in self.engines.failed.items() if RECEIVE_FAILED not in str(error)}
+        if not lost and (error := answers.exception()):
+            raise error
+        self.engines.failed = lost
+        raise GroupBroken(f"lost {', '.join(lost)}")
+
+    def engines_changed(self) -> None:
+        """Leave the group; the next bucket makes one with the engines that are there then."""
+        self.close()
 
     def close(self) -> None:
         """Leave the group. Idempotent; engines that are gone are not asked."""
@@ -69,6 +97,7 @@ class DistributedTransport:
     def _make_group(self, backend: str) -> dist.ProcessGroup:
         """The same steps, prefixes included, as SGLang's side takes: a store of our own and torch's inner constructor.
         The public one would make it the default group, which belongs to the trainer."""
+        self.group_name = f"slime_{uuid.uuid4().hex[:8]}"  # an engine may still hold the group of an earlier run
         world_size = 1 + len(self.engines.controls) * self.num_shards
         timeout = timedelta(seconds=GROUP_TIMEOUT_S)
         self._store = TCPStore(

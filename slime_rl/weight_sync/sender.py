@@ -1,8 +1,8 @@
-"""How trained weights get to the engines: one protocol, one loop, two ways of transport.
+"""How trained weights get to the engines: one protocol, one loop, and a transport.
 
                 ┌ tensor: shared memory or CUDA IPC, one machine
-buckets ─► send ┤
-                └ distributed: broadcast over gloo or NCCL, any machines
+buckets ─► send ┼ distributed: broadcast over gloo or NCCL, any machines
+                └ disk, disk-delta: files that both sides reach
 """
 
 from __future__ import annotations
@@ -10,26 +10,18 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
 from slime_rl.config import Config
+from slime_rl.engine.control import EngineError, EngineRefused
 from slime_rl.weight_sync.bucket import Bucket, FlatBuffer, Slot
+from slime_rl.weight_sync.report import SyncReport
 from slime_rl.weight_sync.session import EngineSession
 
 TIMEOUT_S = 300.0  # for one request to an engine, such as loading a bucket
-
-
-@dataclass(frozen=True, kw_only=True)
-class SyncReport:
-    """What one weight update moved."""
-
-    version: int
-    num_tensors: int
-    num_bytes: int  # sent to each engine
-    seconds: float  # with the engines' pause, from the first request to the last answer
 
 
 class WeightSender(Protocol):
@@ -38,11 +30,17 @@ class WeightSender(Protocol):
     def send(self, buckets: Iterator[Bucket], version: int) -> SyncReport:
         """Replace the engines' weights by those in `buckets` (Hugging Face names, full tensors), named `version`.
 
-        Requests in flight continue afterwards. While a bucket travels the next one is taken from the iterator.
+        Requests in flight continue afterwards. While a bucket travels the next one is taken from the iterator, which is
+        always used up. Engines that are lost on the way are left out and reported.
 
         Raises:
-            EngineError, RuntimeError: an engine did not do its part; the engines stay paused.
+            EngineRefused: every engine refuses these weights.
+            RuntimeError: an engine reports another version afterwards; the engines stay paused.
         """
+        ...
+
+    def connect(self, engine_urls: Sequence[str]) -> None:
+        """Send to these engines from now on."""
         ...
 
     def close(self) -> None:
@@ -51,15 +49,41 @@ class WeightSender(Protocol):
 
 
 class Transport(Protocol):
-    """The part of a sender that differs: from a filled buffer to the engines."""
+    """The part of a sender that differs: from a filled buffer to the engines.
+
+    `changed_share` of the last update: the share of values that were sent, less than 1 where only changed ones are.
+    """
+
+    @property
+    def changed_share(self) -> float: ...
 
     def make_buffer(self) -> FlatBuffer: ...
 
-    def post(self, flat: Tensor, slots: list[Slot]) -> Future[Any]:
-        """Put `flat [B]` uint8 on its way; the future is done when every engine has loaded it."""
+    def begin(self, version: int) -> None:
+        """The buckets that follow are of this version."""
+        ...
+
+    def end(self) -> None:
+        """Every engine that is left has loaded all of them."""
+        ...
+
+    def post(self, flat: Tensor, slots: list[Slot]) -> tuple[Future[Any], int]:
+        """Put `flat [B]` uint8 on its way; the future is done when every engine has loaded it. With the bytes sent.
+
+        Raises:
+            GroupBroken: the way itself is lost, so that the update must be repeated with the engines that are left.
+        """
+        ...
+
+    def engines_changed(self) -> None:
+        """Other engines, or fewer, from now on."""
         ...
 
     def close(self) -> None: ...
+
+
+class GroupBroken(Exception):
+    """An engine was lost while all of them received by one broadcast."""
 
 
 class BucketSender:
@@ -74,23 +98,57 @@ class BucketSender:
         """See WeightSender.send."""
         started = time.perf_counter()
         num_tensors = num_bytes = 0
+        updated: list[str] = []
+        try:
+            with self.engines.update(version, self.mode):
+                num_tensors, num_bytes = self._send_buckets(buckets, version)
+            updated = [engine.url for engine in self.engines.controls]
+        except EngineRefused:
+            raise
+        except (EngineError, GroupBroken):
+            self.transport.engines_changed()
+        finally:
+            for _ in buckets:  # gathering them is collective: the other train workers must not be left waiting
+                pass
+        if self.engines.failed:
+            self.transport.engines_changed()
+        return SyncReport(
+            version=version,
+            num_tensors=num_tensors,
+            num_bytes=num_bytes,
+            seconds=time.perf_counter() - started,
+            updated=updated,
+            failed={url: str(error) for url, error in self.engines.failed.items()},
+            changed_share=self.transport.changed_share,
+        )
+
+    def _send_buckets(self, buckets: Iterator[Bucket], version: int) -> tuple[int, int]:
+        """(tensors, bytes) sent."""
+        num_tensors = num_bytes = 0
         on_the_way: list[Future[Any]] = []  # at most one
-        with self.engines.update(version, self.mode):
-            try:
-                for index, bucket in enumerate(buckets):
-                    flat, slots = self._buffers[index % 2].fill(bucket)
-                    while on_the_way:
-                        on_the_way.pop().result()
-                    on_the_way.append(self.transport.post(flat, slots))
-                    num_tensors += len(slots)
-                    num_bytes += flat.numel()
-                if not on_the_way:
-                    raise ValueError(f"weight update to version {version} has no tensors to send")
-                on_the_way.pop().result()
-            finally:
-                wait(on_the_way)  # after a failure: engines may still read a buffer
-        seconds = time.perf_counter() - started
-        return SyncReport(version=version, num_tensors=num_tensors, num_bytes=num_bytes, seconds=seconds)
+        self.transport.begin(version)
+        try:
+            for index, bucket in enumerate(buckets):
+                flat, slots = self._buffers[index % 2].fill(bucket)
+                while on_the_way:
+                    on_the_way.pop().result()
+                loading, sent = self.transport.post(flat, slots)
+                on_the_way.append(loading)
+                num_tensors += len(slots)
+                num_bytes += sent
+            if not on_the_way:
+                raise ValueError(f"weight update to version {version} has no tensors to send")
+            on_the_way.pop().result()
+            self.transport.end()
+        finally:
+            wait(on_the_way)  # after a failure: engines may still read a buffer
+        return num_tensors, num_bytes
+
+    def connect(self, engine_urls: Sequence[str]) -> None:
+        """See WeightSender.connect."""
+        if list(engine_urls) != [engine.url for engine in self.engines.controls]:
+            self.transport.engines_changed()
+        self.engines.connect(engine_urls)
 
     def close(self) -> None:
         """See WeightSender.close."""
@@ -102,17 +160,21 @@ class BucketSender:
 def make_sender(config: Config, engine_urls: Sequence[str], *, host: str = "127.0.0.1") -> WeightSender:
     """The sender for `--weight-sync`. `host` is this machine's address as the engines reach it (distributed).
 
-    Engines of one sender stay the same; make a new one when the list changes or an engine was restarted. Close it: what
-    a process that just exits has in shared memory may stay there.
+    Close it: what a process that just exits has in shared memory may stay there.
     """
     from slime_rl.weight_sync.distributed import DistributedTransport
+    from slime_rl.weight_sync.files import DiskTransport
     from slime_rl.weight_sync.tensor import TensorTransport
 
-    engines = EngineSession(engine_urls, TIMEOUT_S)
+    engines = EngineSession(engine_urls, TIMEOUT_S, config.engine.authorization)
     num_shards = config.cluster.rollout_num_gpus_per_engine
     transport: Transport
-    if config.weight_sync.weight_sync == "tensor":
+    kind = config.weight_sync.weight_sync
+    if kind == "tensor":
         transport = TensorTransport(engines, num_shards)
-    else:
+    elif kind == "distributed":
         transport = DistributedTransport(engines, num_shards, host)
+    else:
+        folder = Path(config.weight_sync.weight_sync_dir or config.run_dir / "weight_sync")
+        transport = DiskTransport(engines, num_shards, folder, deltas=kind == "disk-delta")
     return BucketSender(engines, transport, config.rollout.weight_update_mode)

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from slime_rl.engine.control import EngineControl
+from slime_rl.engine.control import EngineControl, EngineError
 
 Action = Callable[[EngineControl, int], Coroutine[Any, Any, Any]]
 
@@ -23,33 +23,53 @@ Action = Callable[[EngineControl, int], Coroutine[Any, Any, Any]]
 class EngineSession:
     """Control of several engines. `start` begins an action on each of them and returns; `run` waits for all.
 
-    When an action fails on one engine the others' are left to end, then the first failure is raised.
+    An engine on which an action fails is left out from then on, and `failed` tells why: the others go on. When it fails
+    on the last ones, that failure is raised.
     """
 
-    def __init__(self, urls: Sequence[str], timeout_s: float) -> None:
-        if not urls:
-            raise ValueError("weight sync needs the URL of at least one engine")
-        self.controls = [EngineControl(url, timeout_s) for url in urls]
+    def __init__(self, urls: Sequence[str], timeout_s: float, headers: Mapping[str, str] | None = None) -> None:
+        self.timeout_s, self.headers = timeout_s, headers
+        self.controls: list[EngineControl] = []
+        self.failed: dict[str, EngineError] = {}
+        self._known: dict[str, EngineControl] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="engine-session", daemon=True)
         self._thread.start()
+        self.connect(urls)
+
+    def connect(self, urls: Sequence[str]) -> None:
+        """Speak to these engines from now on; those that failed before count as whole again."""
+        if not urls:
+            raise ValueError("weight sync needs the URL of at least one engine")
+        gone = [self._known.pop(url) for url in list(self._known) if url not in urls]
+        if gone:
+            asyncio.run_coroutine_threadsafe(_close_all(gone), self._loop).result()
+        self._known |= {
+            url: EngineControl(url, self.timeout_s, headers=self.headers) for url in urls if url not in self._known
+        }
+        self.controls, self.failed = [self._known[url] for url in urls], {}
 
     def start(self, action: Action) -> Future[list[Any]]:
-        """Begin `action(control, engine index)` on every engine; the future holds their results in order."""
-        return asyncio.run_coroutine_threadsafe(self._gather(action), self._loop)
+        """Begin `action(control, its index)` on every engine; the future holds the results of those that did it."""
+        return asyncio.run_coroutine_threadsafe(self._gather(action, list(self.controls)), self._loop)
 
     def run(self, action: Action) -> list[Any]:
         """`start` and wait. Raises what an engine's action raised."""
         return self.start(action).result()
 
-    async def _gather(self, action: Action) -> list[Any]:
+    async def _gather(self, action: Action, controls: list[EngineControl]) -> list[Any]:
         results = await asyncio.gather(
-            *(action(control, index) for index, control in enumerate(self.controls)), return_exceptions=True
+            *(action(control, index) for index, control in enumerate(controls)), return_exceptions=True
         )
         for result in results:
-            if isinstance(result, BaseException):
+            if isinstance(result, BaseException) and not isinstance(result, EngineError):
                 raise result
-        return results
+        bad = {c.url: r for c, r in zip(controls, results, strict=True) if isinstance(r, EngineError)}
+        self.controls = [control for control in self.controls if control.url not in bad]
+        self.failed |= bad
+        if bad and not self.controls:
+            raise next(iter(bad.values()))
+        return [result for result in results if not isinstance(result, EngineError)]
 
     @contextmanager
     def update(self, version: int, mode: Literal["retract", "in_place"]) -> Iterator[None]:
@@ -59,7 +79,8 @@ class EngineSession:
         are mixed. After a failure the engines stay paused: they sample nothing from such weights.
 
         Raises:
-            EngineError: an engine refused, did not answer, or reports another version afterwards.
+            EngineError: no engine is left that did its part.
+            RuntimeError: an engine reports another version afterwards.
         """
         self.run(lambda engine, _: engine.pause(mode))
         self.run(lambda engine, _: engine.begin_weight_update())
@@ -82,7 +103,12 @@ class EngineSession:
         """Close connections and end the thread. Idempotent."""
         if self._loop.is_closed():
             return
-        self.run(lambda engine, _: engine.close())
+        asyncio.run_coroutine_threadsafe(_close_all(list(self._known.values())), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+async def _close_all(controls: Sequence[EngineControl]) -> None:
+    for control in controls:
+        await control.close()

@@ -1,83 +1,88 @@
-"""Weights through memory that trainer and engine share: POSIX shared memory on CPU, CUDA IPC on GPU.
+"""Weights through memory that trainer and engine share on one machine; only handles travel by HTTP.
 
-Only handles travel by HTTP. The engine reads them with an unpickler that allows torch's own rebuild functions and
-`types.SimpleNamespace`, so nothing of sglang needs to be imported here.
+CPU: anonymous memory of the trainer, which engines map once by /proc/PID/fd/N. It has no name that could be left
+     behind, and needs no room in /dev/shm.
+GPU: CUDA IPC. The engine reads the handles with an unpickler that allows torch's own rebuild functions and
+     `types.SimpleNamespace`, so nothing of sglang needs to be imported here.
 """
 
 from __future__ import annotations
 
 import base64
 import io
+import mmap
 import os
-from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
 from multiprocessing.reduction import ForkingPickler
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-import torch.multiprocessing as torch_multiprocessing
 from torch import Tensor
 from torch.multiprocessing import reductions
 
 from slime_rl.weight_sync.bucket import FlatBuffer, Slot
+from slime_rl.weight_sync.instructions import Instruction, spot_checksum
 from slime_rl.weight_sync.session import EngineSession
 
-SHARED_MEMORY = "/dev/shm"
 DEVICE_ARGUMENT = 6  # position of the device index among the arguments of torch's rebuild_cuda_tensor
 
 
 class TensorTransport:
-    """Shares one flat buffer with every rank of every engine on this machine."""
+    """Shares two flat buffers with every rank of every engine on this machine."""
+
+    changed_share = 1.0
 
     def __init__(self, engines: EngineSession, num_shards: int) -> None:
         self.engines, self.num_shards = engines, num_shards
+        self._memory: dict[int, int] = {}  # address of a buffer on the CPU -> its descriptor
 
     def make_buffer(self) -> FlatBuffer:
-        return FlatBuffer(allocate_shared)
+        return FlatBuffer(self._allocate)
 
-    def post(self, flat: Tensor, slots: list[Slot]) -> Future[Any]:
-        """See Transport.post. Each reader gets a handle of its own: torch counts them."""
-        if flat.is_cuda:
-            torch.cuda.synchronize(flat.device)  # the engines read on streams that do not wait for ours
-        payloads = [[payload(flat, slots) for _ in range(self.num_shards)] for _ in self.engines.controls]
-        return self.engines.start(lambda engine, index: engine.update_from_tensor(payloads[index]))
+    def begin(self, version: int) -> None:
+        """Nothing depends on it."""
+
+    def end(self) -> None:
+        """Nothing is left to do."""
+
+    def post(self, flat: Tensor, slots: list[Slot]) -> tuple[Future[Any], int]:
+        """See Transport.post."""
+        if not flat.is_cuda:
+            payloads = [self._instruction(flat, slots).to_payload()] * self.num_shards
+            return self.engines.start(lambda engine, _: engine.update_by_instruction(payloads)), flat.numel()
+        torch.cuda.synchronize(flat.device)  # the engines read on streams that do not wait for ours
+        # Each reader gets a handle of its own: torch counts them.
+        handles = [[payload(flat, slots) for _ in range(self.num_shards)] for _ in self.engines.controls]
+        return self.engines.start(lambda engine, index: engine.update_from_tensor(handles[index])), flat.numel()
+
+    def _instruction(self, flat: Tensor, slots: list[Slot]) -> Instruction:
+        return Instruction(
+            kind="shared",
+            path=f"/proc/{os.getpid()}/fd/{self._memory[flat.data_ptr()]}",
+            num_bytes=flat.numel(),
+            checksum=spot_checksum(flat),
+            slots=tuple((s.name, str(s.dtype).removeprefix("torch."), tuple(s.shape), s.start) for s in slots),
+        )
+
+    def _allocate(self, num_bytes: int, device: torch.device) -> Tensor:
+        """Bytes `[num_bytes]` of any value that another process can map."""
+        if device.type != "cpu":
+            return torch.empty(num_bytes, dtype=torch.uint8, device=device)
+        descriptor = os.memfd_create("slime_rl_weights")
+        os.ftruncate(descriptor, num_bytes)
+        memory = torch.frombuffer(mmap.mmap(descriptor, num_bytes), dtype=torch.uint8)
+        self._memory[memory.data_ptr()] = descriptor
+        return memory
+
+    def engines_changed(self) -> None:
+        """Nothing here depends on who reads."""
 
     def close(self) -> None:
-        """Nothing is held beyond the buffers."""
-
-
-def allocate_shared(num_bytes: int, device: torch.device) -> Tensor:
-    """Bytes `[num_bytes]` of any value that another process can map.
-
-    Raises:
-        RuntimeError: shared memory has not the room. (Writing beyond it would end the process by SIGBUS.)
-    """
-    if device.type != "cpu":
-        return torch.empty(num_bytes, dtype=torch.uint8, device=device)
-    stat = os.statvfs(SHARED_MEMORY)
-    free = stat.f_bavail * stat.f_frsize
-    if free < num_bytes:
-        raise RuntimeError(
-            f"--weight-sync tensor needs {num_bytes} bytes in {SHARED_MEMORY}, where {free} are free; lower "
-            "--weight-sync-bucket-bytes, use --weight-sync distributed, or give the container more (docker --shm-size)"
-        )
-    with file_system_sharing():
-        storage = torch.UntypedStorage._new_shared(num_bytes)  # share_memory_() would fill and copy it once more
-    return torch.empty(0, dtype=torch.uint8).set_(storage)
-
-
-@contextmanager
-def file_system_sharing() -> Iterator[None]:
-    """Share CPU memory by name. torch's default passes descriptors, which needs related processes: an engine that gets
-    one from us dies with "digest sent was rejected"."""
-    before = torch_multiprocessing.get_sharing_strategy()
-    torch_multiprocessing.set_sharing_strategy("file_system")
-    try:
-        yield
-    finally:
-        torch_multiprocessing.set_sharing_strategy(before)
+        """Close the descriptors; the memory goes with the last map of it. Idempotent."""
+        for descriptor in self._memory.values():
+            os.close(descriptor)
+        self._memory = {}
 
 
 def payload(flat: Tensor, slots: list[Slot]) -> str:
@@ -93,10 +98,8 @@ def payload(flat: Tensor, slots: list[Slot]) -> str:
         )
         for slot in slots
     ]
-    shared = _CudaHandle(flat) if flat.is_cuda else flat
     content = io.BytesIO()
-    with file_system_sharing():
-        ForkingPickler(content).dump({"flattened_tensor": shared, "metadata": metadata})
+    ForkingPickler(content).dump({"flattened_tensor": _CudaHandle(flat), "metadata": metadata})
     return base64.b64encode(content.getvalue()).decode()
 
 

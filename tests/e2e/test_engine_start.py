@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -18,8 +19,10 @@ from tiny_checkpoint import write_tiny_checkpoint
 from slime_rl.config import Config
 from slime_rl.engine import supervise
 from slime_rl.engine.arguments import check_sglang_args
+from slime_rl.engine.guard import scheduler_answers
 from slime_rl.engine.router import RouterProcess
 from slime_rl.engine.server import EngineServer
+from slime_rl.rollout.client import EngineClient
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,17 +30,17 @@ ROOT = Path(__file__).parents[2]
 OWNER = """
 import sys, time
 from pathlib import Path
-import torch
+import torch, torch.multiprocessing
 from slime_rl.config import parse_config
 from slime_rl.engine.router import RouterProcess
 from slime_rl.engine.server import EngineServer
-from slime_rl.weight_sync.tensor import allocate_shared
 config = parse_config(sys.argv[1:])
 router, engine = RouterProcess(config, config.run_dir), EngineServer(config, 0, config.run_dir)
 router.start()
 print("starting", flush=True)
 engine.start()
-shared = allocate_shared(4096, torch.device("cpu"))
+torch.multiprocessing.set_sharing_strategy("file_system")
+shared = torch.zeros(1024).share_memory_()
 print("up", flush=True)
 time.sleep(600)
 """
@@ -93,6 +96,32 @@ def test_sequences_that_do_not_fit_are_refused_before_anything_starts(tmp_path: 
     with pytest.raises(ValueError, match=r"\(64 \+ 1000 = 1064\) is more than the 1024 positions"):
         engine.start()
     assert not engine.log_path.exists()
+
+
+def test_with_an_api_key_only_its_holders_are_served(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("secret-word\n")
+    config = tiny_config(tmp_path, "--engine-api-key-file", str(tmp_path / "key"))
+    engine, router = EngineServer(config, 0, config.run_dir), RouterProcess(config, config.run_dir)
+
+    async def generate(url: str, headers: dict[str, str]) -> int:
+        async with EngineClient(url, max_in_flight=1, timeout_s=20, headers=headers) as client:
+            answer = await client.generate([3, 4, 5], {"max_new_tokens": 4, "ignore_eos": True})
+            return len(answer.tokens)
+
+    try:
+        router.start()
+        engine.start()
+        router.add_worker(engine.url)
+        assert scheduler_answers(engine.url, 20, config.engine.authorization)
+        assert not scheduler_answers(engine.url, 20, {})
+        for url in (router.url, engine.url):
+            assert asyncio.run(generate(url, config.engine.authorization)) == 4
+            with pytest.raises(ValueError, match=r"refused the request: HTTP 40[13]"):
+                asyncio.run(generate(url, {}))
+        assert "secret-word" not in engine.log_text()
+    finally:
+        engine.stop()
+        router.stop()
 
 
 @pytest.mark.parametrize(

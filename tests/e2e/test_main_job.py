@@ -94,34 +94,60 @@ def wait_for_first_step(process: subprocess.Popen[bytes], folder: Path) -> None:
         time.sleep(0.2)
 
 
-def test_kill_9_leaves_no_process_and_the_next_run_starts(quickstart_data: Path, tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
+class Traces:
+    """What a run may leave on the machine besides its run folder: processes, temporary files, shared memory."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.temporary, self.shared = folder / "temporary", set(os.listdir("/dev/shm"))
+        self.temporary.mkdir()
+        self.family: list[psutil.Process] = []
+        monkeypatch.setenv("TMPDIR", str(self.temporary))
+
+    def note_family(self, pid: int) -> None:
+        self.family = psutil.Process(pid).children(recursive=True)
+        assert len(self.family) > 5
+
+    def left(self) -> list[str]:
+        """What is still there, given some seconds to go."""
+        _, alive = psutil.wait_procs(self.family, timeout=15)
+        found = [str(p) for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        own = ("sglang_loads_", *(f"torch_{process.pid}_" for process in self.family))
+        found += [name for name in set(os.listdir("/dev/shm")) - self.shared if name.startswith(own)]
+        return found + [path.name for path in self.temporary.iterdir()]
+
+
+def test_kill_9_leaves_nothing_and_the_next_run_starts(
+    quickstart_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir, traces = tmp_path / "run", Traces(tmp_path, monkeypatch)
     flags = [*base_flags(quickstart_data, run_dir), "--num-steps", "1000"]
     process = start_train(flags, tmp_path / "log")
     wait_for_first_step(process, tmp_path)
-    family = psutil.Process(process.pid).children(recursive=True)
-    assert len(family) > 5
+    traces.note_family(process.pid)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    _, alive = psutil.wait_procs(family, timeout=15)
-    assert not [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    assert traces.left() == []
     again = run_train([*base_flags(quickstart_data, run_dir), "--num-steps", "1", "--overwrite"])
     assert again.returncode == 0, again.stdout + again.stderr
 
 
-def test_dead_router_ends_the_run_and_is_named(quickstart_data: Path, tmp_path: Path) -> None:
-    flags = [*base_flags(quickstart_data, tmp_path / "run"), "--num-steps", "1000"]
+def test_without_restarts_a_dead_router_ends_the_run_and_is_named(
+    quickstart_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traces = Traces(tmp_path, monkeypatch)
+    flags = [*base_flags(quickstart_data, tmp_path / "run"), "--num-steps", "1000", "--max-engine-restarts", "0"]
     process = start_train(flags, tmp_path / "log")
     wait_for_first_step(process, tmp_path)
-    family = psutil.Process(process.pid).children(recursive=True)
+    traces.note_family(process.pid)
     (router,) = [
-        p for p in family if "slime_rl.engine.launch_router" in p.cmdline() and "supervise" not in str(p.cmdline())
+        p
+        for p in traces.family
+        if "slime_rl.engine.launch_router" in p.cmdline() and "supervise" not in str(p.cmdline())
     ]
     router.kill()
     assert process.wait(timeout=60) == 1
-    assert "slime_rl: RuntimeError: the router has died; see" in (tmp_path / "log").read_text()
-    _, alive = psutil.wait_procs(family, timeout=15)
-    assert not [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    assert "slime_rl: RuntimeError: the router has ended\n--max-engine-restarts 0" in (tmp_path / "log").read_text()
+    assert traces.left() == []
 
 
 def test_two_runs_side_by_side(quickstart_data: Path, tmp_path: Path) -> None:

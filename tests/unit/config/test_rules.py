@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -142,3 +143,40 @@ def test_folders_follow_from_the_run_folder(tmp_path: Path) -> None:
 def test_slice_of_a_prompt_file_is_checked_by_its_file(tmp_path: Path) -> None:
     path = write_prompts(tmp_path / "part.jsonl")
     assert make_config(tmp_path, "--prompt-data", f"{path}@[0:2]").data.prompt_data == f"{path}@[0:2]"
+
+
+def test_counts_of_nodes_and_gpus_give_those_of_workers_and_engines(tmp_path: Path) -> None:
+    nodes = ("--num-nodes", "2", "--num-workers-per-node", "4", "--rollout-batch-size", "8")
+    assert make_config(tmp_path, *nodes).cluster.train_num_workers == 8
+    gpus = make_config(tmp_path, "--rollout-num-gpus", "8", "--rollout-num-gpus-per-engine", "4").cluster
+    assert gpus.rollout_num_engines == 2
+    urls = ("--rollout-external-engine-addrs", "http://a:1", "http://b:1")
+    assert make_config(tmp_path, *urls).cluster.rollout_num_engines == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--num-nodes", "2"), "--num-nodes goes together with --num-workers-per-node, got 2"),
+        (
+            ("--num-nodes", "2", "--num-workers-per-node", "4", "--train-num-workers", "4"),
+            "--train-num-workers must be --num-nodes x --num-workers-per-node = 8, or left out, got 4",
+        ),
+        (
+            ("--rollout-num-gpus", "3", "--rollout-num-gpus-per-engine", "2"),
+            "--rollout-num-gpus must be --rollout-num-engines x --rollout-num-gpus-per-engine = 2, got 3",
+        ),
+        (("--rollout-external-engine-addrs", "a:1"), "takes URLs such as http://host:30000, got 'a:1'"),
+        (
+            ("--rollout-external-engine-addrs", "http://a:1", "--rollout-num-engines", "2"),
+            "--rollout-num-engines must be the number of --rollout-external-engine-addrs (1), or left out, got 2",
+        ),
+        (
+            ("--colocate", "--rollout-num-engines", "2"),
+            "--rollout-num-engines engines of 1 GPUs do not fit on the 1 of the train workers (--colocate), got 2",
+        ),
+    ],
+)
+def test_counts_that_do_not_fit_are_refused(tmp_path: Path, flags: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make_config(tmp_path, *flags)

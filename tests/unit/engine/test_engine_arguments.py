@@ -19,7 +19,7 @@ FITS = ("--max-prompt-len", "100", "--max-response-len", "156")  # 256 positions
 
 
 def engine_arguments(tmp_path: Path, *flags: str, device: str = "cpu", index: int = 0) -> list[str]:
-    return sglang_arguments(make_config(tmp_path, *flags), index, device, "127.0.0.1", 1234, None)  # type: ignore[arg-type]
+    return sglang_arguments(make_config(tmp_path, *flags), index, device, "127.0.0.1", 1234)  # type: ignore[arg-type]
 
 
 def test_engine_arguments_follow_our_flags(tmp_path: Path) -> None:

@@ -6,12 +6,14 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
+from factories import make_config
 
-from slime_rl.engine.control import EngineControl, EngineError
+from slime_rl.engine.control import EngineControl, EngineError, EngineRefused
 from slime_rl.engine.ports import free_port
 
 
@@ -48,11 +50,31 @@ async def running(engine: ScriptedEngine, port: int | None = None) -> AsyncItera
 def test_refusals_fail_at_once_with_the_engines_answer() -> None:
     async def scenario() -> None:
         engine = ScriptedEngine()
-        engine.answers["/begin_weight_update"] = (400, {"message": "a session is already open"})
+        engine.answers["/begin_weight_update"] = (400, {"message": "packed weights"})
         async with running(engine) as control:
-            with pytest.raises(EngineError, match=r"/begin_weight_update refused: HTTP 400: .*already open"):
+            with pytest.raises(EngineRefused, match=r"/begin_weight_update refused: HTTP 400: .*packed weights"):
                 await control.begin_weight_update()
         assert len(engine.calls) == 1
+
+    asyncio.run(scenario())
+
+
+def test_an_update_that_a_dead_sender_left_open_is_ended_first() -> None:
+    class OneUpdateOpen(ScriptedEngine):
+        async def handle(self, request: web.Request) -> web.Response:
+            is_first = not self.calls
+            answer = await super().handle(request)
+            return web.json_response({"message": "a session is already open"}, status=400) if is_first else answer
+
+    async def scenario() -> None:
+        engine = OneUpdateOpen()
+        async with running(engine) as control:
+            await control.begin_weight_update()
+        assert [path for path, _ in engine.calls] == [
+            "/begin_weight_update",
+            "/end_weight_update",
+            "/begin_weight_update",
+        ]
 
     asyncio.run(scenario())
 
@@ -121,3 +143,28 @@ def test_memory_is_released_once_and_only_when_idle() -> None:
 def test_unknown_memory_tags_are_refused() -> None:
     with pytest.raises(ValueError, match="memory tag must be one of weights, kv_cache, cuda_graph, got 'kv'"):
         asyncio.run(EngineControl("http://127.0.0.1:1").release_memory(("kv",)))
+
+
+def test_the_api_key_goes_with_every_request(tmp_path: Path) -> None:
+    class Guarded(ScriptedEngine):
+        async def handle(self, request: web.Request) -> web.Response:
+            self.calls.append((request.path, request.headers.get("Authorization")))
+            return web.json_response({"weight_version": "7"})
+
+    (tmp_path / "key").write_text(" word\n")
+    headers = make_config(tmp_path, "--engine-api-key-file", str(tmp_path / "key")).engine.authorization
+
+    async def scenario() -> None:
+        engine = Guarded()
+        async with running(engine) as plain, EngineControl(plain.url, headers=headers) as control:
+            assert await control.weight_version() == "7"
+            await plain.weight_version()
+        assert engine.calls == [("/model_info", "Bearer word"), ("/model_info", None)]
+
+    asyncio.run(scenario())
+
+
+def test_a_key_file_must_hold_one_word(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("two words")
+    with pytest.raises(ValueError, match="--engine-api-key-file must be a file with one word in it"):
+        make_config(tmp_path, "--engine-api-key-file", str(tmp_path / "key"))

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from slime_rl.engine.control import EngineError, EngineRefused
 from slime_rl.weight_sync.bucket import Bucket, FlatBuffer, Slot
 from slime_rl.weight_sync.sender import BucketSender
 from slime_rl.weight_sync.session import EngineSession
@@ -18,10 +19,8 @@ from slime_rl.weight_sync.session import EngineSession
 class RecordingEngine:
     """Stands where an EngineControl does; every method notes its call. `reported` is the version it claims to have."""
 
-    url = "http://engine"
-
-    def __init__(self, log: list[Any]) -> None:
-        self.log = log
+    def __init__(self, log: list[Any], url: str = "http://engine") -> None:
+        self.log, self.url = log, url
         self.version = "0"
 
     def __getattr__(self, name: str) -> Any:
@@ -41,17 +40,28 @@ class RecordingEngine:
 class RecordingTransport:
     """Copies what it is given; a bucket arrives when the test, or the sender by waiting, lets it."""
 
+    changed_share = 1.0
+
     def __init__(self, log: list[Any]) -> None:
         self.log = log
+
+    def begin(self, version: int) -> None:
+        self.log.append(("begin", version))
+
+    def end(self) -> None:
+        self.log.append(("end",))
 
     def make_buffer(self) -> FlatBuffer:
         return FlatBuffer(lambda num_bytes, device: torch.empty(num_bytes, dtype=torch.uint8, device=device))
 
-    def post(self, flat: Tensor, slots: list[Slot]) -> Future[Any]:
+    def post(self, flat: Tensor, slots: list[Slot]) -> tuple[Future[Any], int]:
         self.log.append(("post", [slot.name for slot in slots]))
         future: Future[Any] = Future()
         future.set_result(None)
-        return future
+        return future, flat.numel()
+
+    def engines_changed(self) -> None:
+        self.log.append(("engines changed",))
 
     def close(self) -> None:
         self.log.append(("transport closed",))
@@ -62,6 +72,7 @@ def make(mode: Any = "retract") -> tuple[BucketSender, list[Any], RecordingEngin
     session = EngineSession(["http://engine"], timeout_s=1)
     engine = RecordingEngine(log)
     session.controls = [engine]  # type: ignore[list-item]
+    session._known = {engine.url: engine}  # type: ignore[dict-item]
     return BucketSender(session, RecordingTransport(log), mode), log, engine
 
 
@@ -76,8 +87,10 @@ def test_an_update_takes_its_steps_in_order() -> None:
         ("pause", "retract"),
         ("begin_weight_update",),
         ("version", "3-incomplete"),
+        ("begin", 3),
         ("post", ["a"]),
         ("post", ["b"]),
+        ("end",),
         ("end_weight_update",),
         ("flush_cache",),
         ("version", "3"),
@@ -147,3 +160,56 @@ def test_an_engine_that_reports_another_version_is_named() -> None:
 def test_a_sender_needs_an_engine() -> None:
     with pytest.raises(ValueError, match="at least one engine"):
         EngineSession([], timeout_s=1)
+
+
+def two_engines() -> tuple[BucketSender, list[RecordingEngine]]:
+    session = EngineSession(["http://a", "http://b"], timeout_s=1)
+    engines = [RecordingEngine([], url) for url in ("http://a", "http://b")]
+    session.controls = list(engines)  # type: ignore[arg-type]
+    session._known = {engine.url: engine for engine in engines}  # type: ignore[misc]
+    return BucketSender(session, RecordingTransport([]), "retract"), engines
+
+
+def fails_with(error: Exception) -> Any:
+    async def fail(*_: Any) -> None:
+        raise error
+
+    return fail
+
+
+def test_an_engine_that_is_lost_is_left_out_and_the_others_get_the_weights() -> None:
+    sender, (lost, sound) = two_engines()
+    lost.end_weight_update = fails_with(EngineError("gone"))  # type: ignore[attr-defined]
+    report = sender.send(buckets("a", "b"), 3)
+    assert report.updated == ["http://b"] and report.failed == {"http://a": "gone"}
+    assert sound.version == "3" and ("resume_generation",) in sound.log
+    assert lost.version == "3-incomplete" and ("resume_generation",) not in lost.log
+    sender.close()
+
+
+def test_when_all_engines_are_lost_the_weights_are_still_taken_to_the_end() -> None:
+    sender, engines = two_engines()
+    for engine in engines:
+        engine.begin_weight_update = fails_with(EngineError("gone"))  # type: ignore[attr-defined]
+    rest = buckets("a", "b")
+    report = sender.send(rest, 3)
+    assert report.updated == [] and set(report.failed) == {"http://a", "http://b"}
+    assert list(rest) == []
+    sender.close()
+
+
+def test_weights_that_every_engine_refuses_are_an_error() -> None:
+    sender, engines = two_engines()
+    for engine in engines:
+        engine.begin_weight_update = fails_with(EngineRefused("no such parameter"))  # type: ignore[attr-defined]
+    with pytest.raises(EngineRefused, match="no such parameter"):
+        sender.send(buckets("a"), 3)
+    sender.close()
+
+
+def test_other_engines_can_be_named_between_updates() -> None:
+    sender, (_, sound) = two_engines()
+    sender.connect(["http://b"])
+    assert sender.send(buckets("a"), 4).updated == ["http://b"]
+    assert sound.version == "4"
+    sender.close()

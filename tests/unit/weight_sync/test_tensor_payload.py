@@ -1,58 +1,67 @@
-"""What travels to the engine: handles to shared memory that an unrelated process can open."""
+"""What travels to the engine: handles to memory that an unrelated process can open, and that leaves no name behind."""
 
 from __future__ import annotations
 
 import base64
+import os
+import pickle
 import subprocess
 import sys
 
-import pytest
 import torch
-import torch.multiprocessing as torch_multiprocessing
 
-from slime_rl.weight_sync import tensor as tensor_transport
-from slime_rl.weight_sync.bucket import FlatBuffer
-from slime_rl.weight_sync.tensor import allocate_shared, payload
+from slime_rl.weight_sync.bucket import Bucket, FlatBuffer
+from slime_rl.weight_sync.tensor import TensorTransport
 
 READER = """
-import base64, pickle, sys, torch, torch.multiprocessing
-content = pickle.loads(base64.b64decode(sys.stdin.read()))
-flat = content["flattened_tensor"]
-for m in content["metadata"]:
-    print(m.name, flat[m.start_idx : m.end_idx].view(m.dtype).reshape(m.shape).tolist())
+import base64, pickle, sys
+from slime_rl.weight_sync.instructions import Instruction
+from slime_rl.weight_sync.receive import Receiver
+receiver = Receiver()
+for line in sys.stdin:
+    ((text, _),) = pickle.loads(base64.b64decode(line))
+    for name, tensor in receiver.tensors(Instruction.from_text(text)):
+        print(name, str(tensor.dtype), tensor.tolist(), flush=True)
+print(len(receiver._maps))
 """
 
 
-def test_an_unrelated_process_reads_the_values() -> None:
-    buffer = FlatBuffer(allocate_shared)
+def payload(transport: TensorTransport, buffer: FlatBuffer, bucket: Bucket) -> str:
+    return transport._instruction(*buffer.fill(bucket)).to_payload()
+
+
+def test_an_unrelated_process_reads_the_values_and_maps_the_memory_once() -> None:
+    transport = TensorTransport(engines=None, num_shards=1)  # type: ignore[arg-type]
+    buffer = transport.make_buffer()
+    reader = subprocess.Popen([sys.executable, "-c", READER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert reader.stdin is not None and reader.stdout is not None
     for values in ([[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [7.0, 8.0]]):  # the second fill goes into the same memory
-        flat, slots = buffer.fill([("w", torch.tensor(values)), ("b", torch.tensor([9], dtype=torch.int16))])
-        read = subprocess.run(
-            [sys.executable, "-c", READER], input=payload(flat, slots), capture_output=True, text=True, check=True
-        )
-        assert read.stdout.splitlines() == [f"w {values}", "b [9]"]
+        bucket = [("w", torch.tensor(values)), ("b", torch.tensor([9], dtype=torch.int16))]
+        print(payload(transport, buffer, bucket), file=reader.stdin, flush=True)
+        lines = [reader.stdout.readline().strip() for _ in range(2)]
+        assert lines == [f"w torch.float32 {values}", "b torch.int16 [9]"]
+    rest, _ = reader.communicate(timeout=60)
+    assert rest == "1\n" and reader.returncode == 0
+    transport.close()
 
 
-def test_the_payload_needs_nothing_of_sglang_and_is_small() -> None:
-    flat, slots = FlatBuffer(allocate_shared).fill([("w", torch.zeros(100_000))])
-    content = base64.b64decode(payload(flat, slots))
-    assert b"sglang" not in content
+def test_the_payload_is_small_and_names_nothing_of_ours_to_unpickle() -> None:
+    transport = TensorTransport(engines=None, num_shards=1)  # type: ignore[arg-type]
+    content = base64.b64decode(payload(transport, transport.make_buffer(), [("w", torch.zeros(100_000))]))
+    assert b"sglang" not in content and b"slime_rl" not in content
     assert len(content) < 2000
+    ((_, carrier),) = pickle.loads(content)
+    assert carrier.numel() == 1
+    transport.close()
 
 
-def test_the_process_wide_sharing_strategy_is_left_as_it_was() -> None:
-    before = torch_multiprocessing.get_sharing_strategy()
-    flat, slots = FlatBuffer(allocate_shared).fill([("w", torch.zeros(4))])
-    payload(flat, slots)
-    assert torch_multiprocessing.get_sharing_strategy() == before
-
-
-def test_too_little_shared_memory_is_an_error_before_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Full:
-        f_bavail, f_frsize = 1, 4096
-
-    monkeypatch.setattr(tensor_transport.os, "statvfs", lambda _: Full())
-    with pytest.raises(
-        RuntimeError, match="needs 8192 bytes in /dev/shm, where 4096 are free; lower --weight-sync-bucket"
-    ):
-        allocate_shared(8192, torch.device("cpu"))
+def test_closing_gives_the_memory_back_and_nothing_lies_in_dev_shm() -> None:
+    before, shared_before = set(os.listdir("/proc/self/fd")), set(os.listdir("/dev/shm"))
+    transport = TensorTransport(engines=None, num_shards=1)  # type: ignore[arg-type]
+    buffer = transport.make_buffer()
+    payload(transport, buffer, [("w", torch.zeros(1000))])
+    payload(transport, buffer, [("w", torch.zeros(100_000))])  # grows
+    assert f"torch_{os.getpid()}" not in " ".join(set(os.listdir("/dev/shm")) - shared_before)
+    transport.close()
+    del buffer
+    assert set(os.listdir("/proc/self/fd")) <= before

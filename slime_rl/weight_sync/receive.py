@@ -1,0 +1,135 @@
+"""Runs inside an engine's scheduler: loads weights as the trainer's instructions say. SGLang calls `load` by its name.
+
+    instruction ──► shared: views into the trainer's memory ─────────────┐
+                    file: tensors of a safetensors file ─────────────────┼─► model.load_weights (fuses and shards)
+                    delta: kept weights ^ what the file holds ───────────┘
+
+Every tensor-parallel rank reads for itself. What an update leaves for the next (maps, kept weights) hangs on the model.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slime_rl.weight_sync.delta import apply_delta, unpack
+from slime_rl.weight_sync.instructions import Instruction, spot_checksum
+
+ATTRIBUTE = "_slime_rl_receiver"
+MAX_MAPS = 4  # two buffers of a trainer, and two of the one before it
+
+
+def load(model: Any, named_tensors: list[tuple[str, Tensor]]) -> None:
+    """Follow the instruction in the name of the only entry; its tensor carries nothing."""
+    receiver = getattr(model, ATTRIBUTE, None)
+    if receiver is None:
+        receiver = Receiver()
+        setattr(model, ATTRIBUTE, receiver)
+    ((text, _),) = named_tensors
+    instruction = Instruction.from_text(text)
+    if instruction.kind == "release":
+        receiver.release(model)
+    elif instruction.kind == "resume":
+        receiver.resume(model)
+    else:
+        model.load_weights(receiver.tensors(instruction))
+
+
+class Receiver:
+    """Turns instructions into named tensors `(Hugging Face name, full tensor)` on the CPU.
+
+    Raises:
+        ValueError: a checksum or a base version does not match; the update fails and the engine is replaced.
+    """
+
+    def __init__(self) -> None:
+        self._maps: dict[tuple[str, int, int], Tensor] = {}
+        self._kept: dict[str, Tensor] = {}
+        self._kept_version: int | None = None
+        self._released: list[tuple[torch.UntypedStorage, int]] = []  # with their sizes in bytes
+
+    def release(self, model: Any) -> None:
+        """Free the memory of every parameter; nothing may run on the model before `resume` and a whole update."""
+        storages = {p.untyped_storage().data_ptr(): p.untyped_storage() for p in model.parameters()}
+        for storage in storages.values():
+            if storage.nbytes():
+                self._released.append((storage, storage.nbytes()))
+                storage.resize_(0)
+
+    def resume(self, model: Any) -> None:
+        """Undo `release`, but for the content."""
+        for storage, size in self._released:
+            storage.resize_(size)
+        self._released = []
+
+    def tensors(self, instruction: Instruction) -> Iterator[tuple[str, Tensor]]:
+        if instruction.kind == "shared":
+            return self._shared(instruction)
+        content = _read(instruction)
+        return self._file(instruction, content) if instruction.kind == "file" else self._delta(instruction, content)
+
+    def _shared(self, instruction: Instruction) -> Iterator[tuple[str, Tensor]]:
+        flat = self._map(instruction.path, instruction.num_bytes)
+        _compare("shared memory", instruction, spot_checksum(flat[: instruction.num_bytes]))
+        for name, dtype_name, shape, start in instruction.slots:
+            dtype = getattr(torch, dtype_name)
+            size = dtype.itemsize * torch.Size(shape).numel()
+            yield name, flat[start : start + size].view(dtype).view(shape)
+
+    def _map(self, path: str, num_bytes: int) -> Tensor:
+        """The trainer's memory; mapped once, since the first touch of every page is what costs."""
+        status = os.stat(path)
+        key = (path, status.st_dev, status.st_ino)
+        if key not in self._maps:
+            if status.st_size < num_bytes:
+                raise ValueError(f"{path} has {status.st_size} bytes where {num_bytes} are to be read")
+            handle = os.open(path, os.O_RDWR)
+            try:
+                self._maps[key] = torch.frombuffer(mmap.mmap(handle, status.st_size), dtype=torch.uint8)
+            finally:
+                os.close(handle)
+            while len(self._maps) > MAX_MAPS:
+                self._maps.pop(next(iter(self._maps)))
+        return self._maps[key]
+
+    def _file(self, instruction: Instruction, content: bytes) -> Iterator[tuple[str, Tensor]]:
+        from safetensors.torch import load as load_safetensors
+
+        if self._kept_version != instruction.version:
+            self._kept, self._kept_version = {}, instruction.version
+        tensors = load_safetensors(content)
+        if instruction.keep:
+            self._kept |= tensors
+        yield from tensors.items()
+
+    def _delta(self, instruction: Instruction, content: bytes) -> Iterator[tuple[str, Tensor]]:
+        if self._kept_version not in (instruction.base, instruction.version):
+            raise ValueError(
+                f"{instruction.path} changes version {instruction.base}, but this engine has {self._kept_version}"
+            )
+        self._kept_version = instruction.version
+        for part in unpack(content):
+            if part.name not in self._kept:
+                raise ValueError(f"{instruction.path} changes {part.name}, which no full update has brought")
+            apply_delta(part, self._kept[part.name])
+            yield part.name, self._kept[part.name]
+
+
+def _read(instruction: Instruction) -> bytes:
+    with open(instruction.path, "rb") as file:
+        content = file.read()
+    if len(content) != instruction.num_bytes:
+        raise ValueError(f"{instruction.path} has {len(content)} bytes, {instruction.num_bytes} were written")
+    _compare(instruction.path, instruction, zlib.crc32(content))
+    return content
+
+
+def _compare(what: str, instruction: Instruction, found: int) -> None:
+    if found != instruction.checksum:
+        raise ValueError(f"{what}: checksum {found:08x} where {instruction.checksum:08x} was sent")

@@ -1,0 +1,92 @@
+"""Real Ray clusters of several nodes with GPUs that are only numbers: where train workers and engines go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from factories import make_config
+from ray.cluster_utils import Cluster
+
+from slime_rl.cluster.placement import Placement
+
+NODES, GPUS = 2, 4
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """Two nodes with four GPUs each."""
+    head = {"num_cpus": 8, "num_gpus": GPUS, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+    fake = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        for _ in range(NODES - 1):
+            fake.add_node(num_cpus=8, num_gpus=GPUS, object_store_memory=80 * 2**20)
+        ray.init(address=fake.address, log_to_driver=False)
+        yield
+    finally:
+        ray.shutdown()
+        fake.shutdown()
+
+
+@pytest.fixture
+def place(cluster: None, tmp_path: Path) -> Iterator[Any]:
+    """Makes a Placement from flags; its bundles are given back afterwards."""
+    made: list[Placement] = []
+
+    def make(*flags: str) -> Placement:
+        batch = ("--rollout-batch-size", "8", "--n-samples-per-prompt", "8", "--start-timeout-s", "30")
+        made.append(Placement(make_config(tmp_path, "--device", "cuda", *batch, *flags)))
+        return made[-1]
+
+    yield make
+    for placement in made:
+        ray.util.remove_placement_group(placement.train)
+        if placement.places and placement.rollout is not placement.train:
+            ray.util.remove_placement_group(placement.rollout)
+
+
+def node_of(options: dict[str, Any]) -> str:
+    """Where an actor with these options really runs."""
+    return ray.get(ray.remote(lambda: ray.get_runtime_context().get_node_id()).options(**options).remote())
+
+
+def check(placement: Placement, num_workers: int, num_engines: int) -> None:
+    """Every process runs on the node of its GPUs, and no two of one side share a GPU."""
+    workers = [(placement.slots[rank].node, placement.train_gpu(rank)) for rank in range(num_workers)]
+    assert [node_of(placement.train_options(rank)) for rank in range(num_workers)] == [node for node, _ in workers]
+    assert len(set(workers)) == num_workers
+    engines = []
+    for index in range(num_engines):
+        assert node_of(placement.engine_options(index)) == placement.places[index].node
+        engines += [(placement.places[index].node, gpu) for gpu in placement.engine_gpus(index)]
+    assert len(set(engines)) == len(engines)
+    shared = set(workers) & set(engines)
+    assert shared == (set(engines) if placement.config.cluster.colocate else set())
+
+
+def test_workers_of_two_nodes_and_engines_beside_them(place: Any) -> None:
+    flags = ("--num-nodes", "2", "--num-workers-per-node", "2", "--rollout-num-gpus", "4")
+    placement = place(*flags, "--rollout-num-gpus-per-engine", "2")
+    check(placement, num_workers=4, num_engines=2)
+    nodes = [slot.node for slot in placement.slots]
+    assert nodes[0] == nodes[1] != nodes[2] == nodes[3]
+
+
+def test_colocated_engines_have_the_gpus_of_the_workers(place: Any) -> None:
+    placement = place(
+        "--colocate", "--train-num-workers", "8", "--rollout-num-engines", "4", "--rollout-num-gpus-per-engine", "2"
+    )
+    check(placement, num_workers=8, num_engines=4)
+    assert [placement.train_gpu(rank) for rank in range(8)] == [0, 1, 2, 3] * 2
+
+
+def test_what_does_not_fit_is_refused_with_what_there_is(place: Any) -> None:
+    with pytest.raises(ValueError, match="needs 9 GPUs in one placement group but the Ray cluster has 8"):
+        place("--train-num-workers", "9")
+    with pytest.raises(ValueError, match=r"2 nodes with .* each are needed .* the Ray cluster has 0 such nodes"):
+        place("--num-nodes", "2", "--num-workers-per-node", "9")
+    with pytest.raises(ValueError, match=r"1 nodes with .* --rollout-num-gpus-per-engine\), .* has 0 such nodes"):
+        place("--rollout-num-gpus-per-engine", "6")

@@ -1,0 +1,75 @@
+"""Layouts of 1, 2, 8 and 64 nodes, with bundles in whatever order Ray gives them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from slime_rl.cluster.layout import Slot, engine_places, order_slots, plan_colocated, plan_training
+
+
+def shuffled_slots(num_nodes: int, gpus_per_node: int, bundle_size: int, seed: int = 0) -> list[Slot]:
+    """Every GPU of a cluster as a slot; bundles of `bundle_size` lie on the nodes in no order, as their GPUs do."""
+    source = random.Random(seed)
+    places = []
+    for node in range(num_nodes):
+        gpus = list(range(gpus_per_node))
+        source.shuffle(gpus)
+        places += [(node, gpus[i : i + bundle_size]) for i in range(0, gpus_per_node, bundle_size)]
+    source.shuffle(places)
+    return [Slot(f"node{node:02d}", gpu, bundle) for bundle, (node, gpus) in enumerate(places) for gpu in gpus]
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2, 8, 64])
+@pytest.mark.parametrize("bundle_size", [1, 2, 8])
+def test_ranks_follow_nodes_and_gpu_indices(num_nodes: int, bundle_size: int) -> None:
+    slots = order_slots(shuffled_slots(num_nodes, 8, bundle_size))
+    for rank, slot in enumerate(slots):
+        assert slot.node == f"node{rank // 8:02d}"
+        assert slot.gpu == rank % 8
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2, 8, 64])
+@pytest.mark.parametrize("tensor_parallel", [1, 2, 4, 8])
+def test_engines_have_gpus_of_one_node_and_share_none(num_nodes: int, tensor_parallel: int) -> None:
+    slots = shuffled_slots(num_nodes, 8, bundle_size=max(1, tensor_parallel // 2), seed=num_nodes)
+    num_engines = num_nodes * 8 // tensor_parallel
+    places = engine_places(slots, num_engines, tensor_parallel)
+    taken = [(place.node, gpu) for place in places for gpu in place.gpus]
+    assert len(places) == num_engines
+    assert len(set(taken)) == len(taken) == num_nodes * 8
+    by_bundle = {slot.bundle: slot.node for slot in slots}
+    for place in places:
+        assert len(place.gpus) == tensor_parallel
+        assert list(place.gpus) == list(range(place.gpus[0], place.gpus[0] + tensor_parallel))
+        assert by_bundle[place.bundle] == place.node, "the engine's actor would run on another node than its GPUs"
+
+
+def test_whole_nodes_come_before_remainders() -> None:
+    slots = [Slot("a", 3, 0), *(Slot("b", gpu, 1 + gpu) for gpu in (2, 0, 1, 3))]
+    assert [(slot.node, slot.gpu) for slot in order_slots(slots)] == [("b", 0), ("b", 1), ("b", 2), ("b", 3), ("a", 3)]
+
+
+def test_an_engine_that_would_cross_nodes_is_refused() -> None:
+    slots = [Slot(node, gpu, 0) for node in "ab" for gpu in range(3)]
+    assert [place.node for place in engine_places(slots, 2, 2)] == ["a", "b"]
+    with pytest.raises(ValueError, match=r"3 engines of 2 GPUs .* do not fit: there are 3 on a, 3 on b"):
+        engine_places(slots, 3, 2)
+
+
+def test_on_cpu_there_are_places_without_gpus() -> None:
+    slots = [Slot("a", None, bundle) for bundle in range(3)]
+    assert [(place.bundle, place.gpus) for place in engine_places(slots, 2, 1)] == [(0, ()), (1, ())]
+
+
+def test_bundles_are_nodes_when_the_nodes_are_given() -> None:
+    assert (plan_training(16, None).count, plan_training(16, None).processes) == (16, 1)
+    plan = plan_training(16, 8)
+    assert (plan.count, plan.processes, plan.spread) == (2, 8, True)
+
+
+def test_shared_bundles_hold_a_whole_engine() -> None:
+    assert (plan_colocated(16, None, 1).count, plan_colocated(16, None, 1).processes) == (16, 1)
+    assert (plan_colocated(16, None, 4).count, plan_colocated(16, None, 4).processes) == (4, 4)
+    assert (plan_colocated(16, 8, 4).count, plan_colocated(16, 8, 4).processes) == (2, 8)

@@ -1,0 +1,182 @@
+"""Engines and router that fail on command: who gets traffic, what is restarted, when the run ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from factories import make_config
+
+from slime_rl.engine.guard import FAULTS_LOG, EngineGuard, EngineState
+
+
+class ScriptedRouter:
+    def __init__(self) -> None:
+        self.behind: list[str] = []
+        self.alive = self.answering = True
+        self.num_restarts = 0
+
+    def is_alive(self) -> bool:
+        return self.alive
+
+    def answers(self, timeout_s: float) -> bool:
+        return self.alive and self.answering
+
+    def restart(self, engine_urls: list[str]) -> None:
+        self.num_restarts += 1
+        self.alive = self.answering = True
+        self.behind = list(engine_urls)
+
+    def add_worker(self, url: str) -> None:
+        self.behind.append(url)
+
+    def remove_worker(self, url: str) -> None:
+        if not self.alive:
+            raise RuntimeError("the router does not answer")
+        if url in self.behind:
+            self.behind.remove(url)
+
+
+class ScriptedEngine:
+    def __init__(self, name: str) -> None:
+        self.name, self.generation = name, 0
+        self.ended: str | None = None
+        self.answering = True
+        self.failing_starts = 0
+
+    @property
+    def url(self) -> str:
+        return f"{self.name}{self.generation}"
+
+    def end_message(self) -> str | None:
+        return self.ended
+
+    def restart(self) -> str:
+        if self.failing_starts:
+            self.failing_starts -= 1
+            raise RuntimeError("no memory")
+        self.generation += 1
+        self.ended, self.answering = None, True
+        return self.url
+
+
+class Scene:
+    """Two engines behind a router, looked after every few milliseconds."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        defaults = ("--engine-health-interval-s", "0.02", "--engine-health-timeout-s", "0.2")
+        self.router = ScriptedRouter()
+        self.engines = [ScriptedEngine("a"), ScriptedEngine("b")]
+        self.guard = EngineGuard(make_config(folder, *defaults, *flags), self.router, self.probe)
+        self.guard.begin([(engine, engine.url) for engine in self.engines])
+
+    @property
+    def log(self) -> str:
+        return (self.guard.run_dir / "logs" / FAULTS_LOG).read_text()
+
+    def probe(self, url: str, timeout_s: float) -> bool:
+        engine = next(e for e in self.engines if e.name == url[0])
+        return url == engine.url and engine.answering and engine.ended is None
+
+    def wait_for(self, condition: Callable[[], bool], limit_s: float = 5.0) -> None:
+        deadline = time.monotonic() + limit_s
+        while not condition():
+            assert time.monotonic() < deadline, self.guard._members
+            time.sleep(0.01)
+
+
+def test_a_dead_engine_leaves_the_router_and_comes_back_only_when_admitted(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.engines[0].ended = "was ended by signal 9 (SIGKILL)"
+    scene.wait_for(lambda: scene.guard.urls(EngineState.STALE) == ["a1"])
+    assert scene.router.behind == ["b0"]
+    assert scene.guard.urls(EngineState.SERVING) == ["b0"]
+    assert scene.guard.admit("a1")
+    assert scene.router.behind == ["b0", "a1"]
+    assert not scene.guard.admit("a1"), "it serves already"
+    assert "engine 0 was ended by signal 9 (SIGKILL); restarting" in scene.log
+    scene.guard.close()
+
+
+def test_a_hung_engine_is_replaced_after_the_timeout(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.engines[1].answering = False
+    started = time.monotonic()
+    scene.wait_for(lambda: scene.guard.urls(EngineState.STALE) == ["b1"])
+    assert 0.15 < time.monotonic() - started < 2
+    assert "engine 1 has not answered its health checks for" in scene.log
+    scene.guard.close()
+
+
+def test_a_short_silence_is_forgiven(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, "--engine-health-timeout-s", "1.0")
+    scene.engines[1].answering = False
+    time.sleep(0.3)
+    scene.engines[1].answering = True
+    time.sleep(1.2)
+    assert scene.guard.urls(EngineState.SERVING) == ["a0", "b0"]
+    assert scene.guard.num_restarts == {"engine": 0, "router": 0}
+    scene.guard.close()
+
+
+def test_what_the_weight_sync_reports_is_acted_on(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, "--engine-health-interval-s", "60")
+    scene.guard.report("b0", "failed in the weight update to version 3: no answer")
+    scene.wait_for(lambda: scene.guard.urls(EngineState.STALE) == ["b1"])
+    assert "engine 1 failed in the weight update to version 3: no answer" in scene.log
+    scene.guard.report("b0", "an address of the past")
+    assert scene.guard.urls(EngineState.STALE) == ["b1"]
+    scene.guard.close()
+
+
+def test_the_first_wait_leaves_a_new_engine_alone(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, "--engine-health-first-wait-s", "30")
+    scene.engines[0].ended = "exited with 1"
+    time.sleep(0.3)
+    assert scene.guard.urls(EngineState.SERVING) == ["a0", "b0"]
+    scene.guard.close()
+
+
+def test_a_lost_router_is_restarted_with_the_serving_engines_only(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.engines[0].ended = "exited with 1"
+    scene.wait_for(lambda: scene.guard.urls(EngineState.STALE) == ["a1"])
+    scene.router.alive = False
+    scene.wait_for(lambda: scene.router.num_restarts == 1)
+    assert scene.router.behind == ["b0"]
+    scene.router.answering = False
+    scene.wait_for(lambda: scene.router.num_restarts == 2)
+    assert "the router has not answered for" in scene.log
+    scene.guard.close()
+
+
+def test_an_engine_that_does_not_start_is_tried_within_the_budget(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, "--max-engine-restarts", "3")
+    scene.engines[0].failing_starts = 2
+    scene.engines[0].ended = "exited with 1"
+    scene.wait_for(lambda: scene.guard.urls(EngineState.STALE) == ["a1"])
+    scene.guard.check()
+    scene.engines[0].ended = "exited with 2"
+
+    def failed() -> bool:
+        try:
+            scene.guard.check()
+        except RuntimeError as error:
+            assert str(error) == "engine 0 exited with 2\n--max-engine-restarts 3 allows no further restart"
+            return True
+        return False
+
+    scene.wait_for(failed)
+    scene.guard.close()
+
+
+def test_without_a_budget_the_first_loss_ends_the_run(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, "--max-engine-restarts", "0")
+    scene.router.alive = False
+    time.sleep(0.3)
+    with pytest.raises(RuntimeError, match="the router has ended\n--max-engine-restarts 0 allows no further restart"):
+        scene.guard.check()
+    assert scene.router.num_restarts == 0
+    scene.guard.close()
