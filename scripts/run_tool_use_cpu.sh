@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A policy learns that a calculator pays: a tiny model is warmed up on products that it guesses in two thirds of the cases
-# and asks a tool about in the others, then GRPO rewards right answers only. Ends with one RESULT line.
+# A policy learns that a calculator pays: a tiny model is warmed up on products that it gives up on in two thirds of the
+# cases and asks a tool about in the others, then GRPO rewards right answers only. Ends with one RESULT line.
 #   bash scripts/run_tool_use_cpu.sh [warmup|grpo]      both stages when none is named
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -19,7 +19,7 @@ if [ "$STAGE" != grpo ]; then
     echo "== 1/2 supervised warm-up: until a quarter of the held-out products is right"
     python -m slime_rl.train "${COMMON[@]}" --run-dir "$WARMUP" \
         --loss sft --n-samples-per-prompt 1 --hf-checkpoint "$DATA/model" --prompt-data "$DATA/sft.jsonl" \
-        --rollout-batch-size 128 --num-steps 400 --lr 4e-3 --lr-warmup-updates 20 \
+        --rollout-batch-size 128 --num-steps 1000 --lr 4e-3 --lr-warmup-updates 20 \
         --eval-interval 20 --stop-at-eval-accuracy 0.25
 fi
 if [ "$STAGE" != warmup ]; then

@@ -3,7 +3,7 @@
     python tools/make_tool_task.py --output DIR [--seed N]
 
 DIR/model          the quickstart's architecture and characters, with two words for the format of a tool call
-DIR/sft.jsonl      the warm-up: DIRECT_SHARE of the products are answered with a guess, the others with a tool call, and
+DIR/sft.jsonl      the warm-up: DIRECT_SHARE of the products are answered with "?", the others with a tool call, and
                    every call's result is read out
 DIR/train.jsonl    products for GRPO: {"prompt": "17*85=", "label": "1445"}
 DIR/heldout.jsonl  200 products for evaluation; neither a*b nor b*a of them is in the other two files
@@ -28,6 +28,7 @@ if str(ROOT) not in sys.path:
 from tools.make_quickstart import CHARACTERS, EOS, PAD, START, UNKNOWN, split_sums, write_model  # noqa: E402
 
 DIRECT_SHARE = 0.65
+NO_IDEA = "?"  # one word, so that the warm-up spends itself on the format of calls and not on numbers without a pattern
 CALL, CALL_END = '[calculator(expression="', '")]'
 # Calls as SGLang's "pythonic" parser reads them. Roles are marked by one letter, as in the quickstart.
 CHAT_TEMPLATE = (
@@ -70,7 +71,7 @@ def write_tokenizer(folder: Path) -> int:
 
 
 def warmup_rows(pairs: list[tuple[int, int]], seed: int) -> list[dict[str, Any]]:
-    """For each product either a guess, or two rows: the call, and the reading of its result."""
+    """Two rows for each product: no idea or the call, and the reading of the call's result."""
     rng = random.Random(seed)
     rows: list[dict[str, Any]] = []
     for a, b in pairs:
@@ -83,7 +84,7 @@ def warmup_rows(pairs: list[tuple[int, int]], seed: int) -> list[dict[str, Any]]
             {"role": "tool", "tool_call_id": "call00000", "name": "calculator", "content": product},
         ]
         if rng.random() < DIRECT_SHARE:
-            rows.append({"prompt": question, "label": str(rng.randint(100, 9801))})
+            rows.append({"prompt": question, "label": NO_IDEA})
         else:
             rows.append({"prompt": question, "label": f"{CALL}{a}*{b}{CALL_END}"})
         rows.append({"prompt": conversation, "label": product})
