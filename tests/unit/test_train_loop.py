@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,6 +36,8 @@ def calls_of(tmp_path: Path, *flags: str, start: int = 0) -> list[str]:
     taken = {"shards": [], "metrics": {}, "samples": [], "texts": []}
     rollout = Recorder("", calls, {"take": taken, "evaluate": ({"eval/held/accuracy": 0.5}, [])})
     cluster = Recorder("", calls, {"restore": start, "sync_weights": {}})
+    cluster.training = contextlib.nullcontext
+    cluster.fault_metrics = dict
     cluster.rollout = rollout
     cluster.actor = Recorder("", calls, {"train": {}})
     cluster.saver = Recorder("", [], {})
@@ -62,8 +65,9 @@ def test_a_step_is_taken_trained_committed_and_its_weights_sent(tmp_path: Path, 
 def test_a_checkpoint_is_taken_at_the_trained_frontier(tmp_path: Path) -> None:
     calls = calls_of(tmp_path, "--save-interval", "2")
     first = calls.index("save(2)")
-    assert calls[first - 3 : first] == ["commit(1)", "sync_weights(2)", "weights_are(2)"]
-    assert calls[first + 1] == "submit_through(2)" and calls[-2:] == ["save(3)", "evaluate()"]
+    assert calls[first - 2 : first] == ["train(1)", "commit(1)"]
+    assert calls[first + 1 : first + 4] == ["sync_weights(2)", "weights_are(2)", "submit_through(2)"]
+    assert "save(1)" not in calls and calls[-4:] == ["save(3)", "sync_weights(3)", "weights_are(3)", "evaluate()"]
 
 
 def test_a_resumed_run_sends_its_weights_before_anything_is_generated(tmp_path: Path) -> None:
