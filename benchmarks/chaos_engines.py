@@ -19,6 +19,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -61,8 +62,9 @@ class ChaosRun:
     known: dict[int, psutil.Process] = field(default_factory=dict)  # by pid, ended ones included
 
     def __post_init__(self) -> None:
-        self.run_dir, self.temporary = self.folder / "run", self.folder / "tmp"
-        self.temporary.mkdir(parents=True)
+        self.run_dir = self.folder / "run"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.temporary = Path(tempfile.mkdtemp(prefix="c_", dir="/tmp"))  # short: Ray's sockets lie below it
         self.shared_before = set(os.listdir("/dev/shm"))
         flags = [
             *("--hf-checkpoint", str(self.data / "model"), "--prompt-data", str(self.data / "train.jsonl")),
@@ -143,6 +145,7 @@ class ChaosRun:
             new = set(os.listdir("/dev/shm")) - self.shared_before
             left += [f"shared {name}" for name in new if name.startswith((*own, "sglang_loads_"))]
             if not left or time.monotonic() > deadline:
+                shutil.rmtree(self.temporary, ignore_errors=True)
                 return left
             time.sleep(0.5)
 

@@ -12,6 +12,7 @@ def test_a_run_survives_its_parts_and_leaves_nothing_when_it_is_ended(quickstart
     run = ChaosRun(tmp_path, quickstart_data, num_steps=10_000)
     try:
         run.wait(lambda: run.steps() >= 2, "two steps")
+        assert run.driver.poll() is None, (run.folder / "log").read_text()
         (first, _) = run.find("scheduler")
         first.kill()
         run.wait(lambda: any("serves again at http" in line for line in run.fault_lines()), "the engine's return")

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -97,9 +99,9 @@ def wait_for_first_step(process: subprocess.Popen[bytes], folder: Path) -> None:
 class Traces:
     """What a run may leave on the machine besides its run folder: processes, temporary files, shared memory."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.temporary, self.shared = folder / "temporary", set(os.listdir("/dev/shm"))
-        self.temporary.mkdir()
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.shared = set(os.listdir("/dev/shm"))
+        self.temporary = Path(tempfile.mkdtemp(prefix="t_", dir="/tmp"))  # short: Ray's sockets lie below it
         self.family: list[psutil.Process] = []
         monkeypatch.setenv("TMPDIR", str(self.temporary))
 
@@ -113,13 +115,15 @@ class Traces:
         found = [str(p) for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
         own = ("sglang_loads_", *(f"torch_{process.pid}_" for process in self.family))
         found += [name for name in set(os.listdir("/dev/shm")) - self.shared if name.startswith(own)]
-        return found + [path.name for path in self.temporary.iterdir()]
+        found += [path.name for path in self.temporary.iterdir()]
+        shutil.rmtree(self.temporary)
+        return found
 
 
 def test_kill_9_leaves_nothing_and_the_next_run_starts(
     quickstart_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_dir, traces = tmp_path / "run", Traces(tmp_path, monkeypatch)
+    run_dir, traces = tmp_path / "run", Traces(monkeypatch)
     flags = [*base_flags(quickstart_data, run_dir), "--num-steps", "1000"]
     process = start_train(flags, tmp_path / "log")
     wait_for_first_step(process, tmp_path)
@@ -134,7 +138,7 @@ def test_kill_9_leaves_nothing_and_the_next_run_starts(
 def test_without_restarts_a_dead_router_ends_the_run_and_is_named(
     quickstart_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    traces = Traces(tmp_path, monkeypatch)
+    traces = Traces(monkeypatch)
     flags = [*base_flags(quickstart_data, tmp_path / "run"), "--num-steps", "1000", "--max-engine-restarts", "0"]
     process = start_train(flags, tmp_path / "log")
     wait_for_first_step(process, tmp_path)
