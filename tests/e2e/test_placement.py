@@ -37,7 +37,7 @@ def place(cluster: None, tmp_path: Path) -> Iterator[Any]:
     made: list[Placement] = []
 
     def make(*flags: str) -> Placement:
-        batch = ("--rollout-batch-size", "8", "--n-samples-per-prompt", "8", "--start-timeout-s", "30")
+        batch = ("--rollout-batch-size", "8", "--n-samples-per-prompt", "8", "--start-timeout-s", "120")
         made.append(Placement(make_config(tmp_path, "--device", "cuda", *batch, *flags)))
         return made[-1]
 
@@ -86,7 +86,7 @@ def test_colocated_engines_have_the_gpus_of_the_workers(place: Any) -> None:
 def test_what_does_not_fit_is_refused_with_what_there_is(place: Any) -> None:
     with pytest.raises(ValueError, match="needs 9 GPUs in one placement group but the Ray cluster has 8"):
         place("--train-num-workers", "9")
-    with pytest.raises(ValueError, match=r"2 nodes with .* each are needed .* the Ray cluster has 0 such nodes"):
-        place("--num-nodes", "2", "--num-workers-per-node", "9")
+    with pytest.raises(ValueError, match=r"4 nodes with .* each are needed .* the Ray cluster has 2 such nodes"):
+        place("--num-nodes", "4", "--num-workers-per-node", "2")
     with pytest.raises(ValueError, match=r"1 nodes with .* --rollout-num-gpus-per-engine\), .* has 0 such nodes"):
         place("--rollout-num-gpus-per-engine", "6")
