@@ -30,9 +30,10 @@ class EngineConfig:
     engine_health_interval_s: float = flag(5.0, aliases=("--rollout-health-check-interval",))
     """Seconds between two health checks of an engine; the router is checked as often."""
 
-    engine_health_timeout_s: float = flag(30.0, aliases=("--rollout-health-check-timeout",))
-    """An engine whose scheduler does not answer its health checks for this long counts as dead, and so does the
-    router."""
+    engine_health_timeout_s: float = flag(120.0, aliases=("--rollout-health-check-timeout",))
+    """An engine that runs but whose scheduler does not answer health checks for this long counts as hung, and so does
+    the router. One that has ended is noticed at the next check. Must be longer than the longest prefill, which on CPU
+    can be a minute."""
 
     max_engine_restarts: int = 10
     """How often engines and router may be restarted in a run, all together; one more ends the run."""
