@@ -2,6 +2,8 @@
 # A policy learns that a calculator pays: a tiny model is warmed up on products that it gives up on in two thirds of the
 # cases and asks a tool about in the others, then GRPO rewards right answers only. Ends with one RESULT line.
 #   bash scripts/run_tool_use_cpu.sh [warmup|grpo]      both stages when none is named
+# dry run: warmup
+# dry run: grpo
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ -n "${SKIP_INSTALL:-}" ] || { bash scripts/install_cpu.sh && source .venv/bin/activate; }

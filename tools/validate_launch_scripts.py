@@ -6,7 +6,7 @@ data are made up. Then, in this one process, each recorded command goes through 
 must fit the GPUs of the `# gpus:` line. Not checked: weights, the real tokenizer, GPUs; the last lines say so.
 
 The script's own line may give its arguments: `# dry run: grpo DATA RUN MODEL`, one line a call; capital words are
-replaced by folders made here.
+replaced by folders made here. `# dry run: none (why)` leaves a script out.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def launches() -> Iterator[Launch]:
     """Every call of every script that starts slime_rl.train."""
     for script in sorted((ROOT / "scripts").rglob("*.sh")):
         text = script.read_text()
-        if "slime_rl.train" not in text:
+        if "-m slime_rl.train" not in text or re.search(r"^# dry run: none", text, re.MULTILINE):
             continue
         shape, gpus = (_head(text, key) for key in ("shape", "gpus"))
         for arguments in re.findall(r"^# dry run: (.*)$", text, re.MULTILINE) or [""]:
@@ -87,6 +87,9 @@ def record(launch: Launch, folder: Path) -> list[list[str]]:
         "MODEL_DIR": str(model),
         "PROMPT_DATA": str(folder / "train.jsonl"),
         "HELDOUT": str(folder / "heldout.jsonl"),
+        "DATA": str(folder),
+        "WARMUP": str(folder / "warmup"),
+        "RUN": str(folder / "run"),
         "RUN_DIR": str(folder / "run"),
     }
     command = ["/usr/bin/env", "bash", "-c", RECORDER, "recorder", str(launch.script), *words]
@@ -131,6 +134,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_quickstart(["--output", str(folder)])
+        (folder / "warmup").mkdir()
+        (folder / "warmup" / "hf").symlink_to(folder / "model")
         for launch in launches():
             checked += 1
             try:

@@ -6,6 +6,7 @@
 # RAY_AUTH_TOKEN, when set, must be the same everywhere; with it only its holders can join (RAY_AUTH_MODE=token is set then).
 # Every node needs the same Python environment, and checkpoints, data and the run folder under the same paths.
 # Ends only the Ray that it started: several clusters on one machine do not meet if their ports differ.
+# dry run: none (starts Ray nodes)
 set -euo pipefail
 ROLE=${1:?head or worker}
 IP=${NODE_IP:-$(python -c 'from slime_rl.engine.ports import node_ip; print(node_ip())')}

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Trains on the nodes of a Slurm job: one Ray node a machine, the driver on the first.
 #   sbatch --nodes 2 --gpus-per-node 8 scripts/cluster/slurm.sh --hf-checkpoint MODEL --prompt-data FILE ...
+# dry run: none (it has no flags of its own)
 # The flags after the script go to slime_rl.train; --num-nodes and --num-workers-per-node decide what trains.
 # The environment must be active when sbatch is called, and the folder of this repository be shared by the nodes.
 #SBATCH --job-name slime_rl

@@ -64,14 +64,19 @@ class Plan:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of training workers and engines."""
-        cluster = self.config.cluster
-        engines = cluster.rollout_num_engines * cluster.rollout_num_gpus_per_engine if self.engine else 0
-        return cluster.train_num_workers + engines
+        """GPUs of training workers and engines; with --colocate both have the same ones."""
+        return gpus_of(self.config)
 
     @property
     def num_nodes(self) -> int:
         return math.ceil(self.num_gpus / self.site.gpus_per_node)
+
+
+def gpus_of(config: Config) -> int:
+    """GPUs that a run takes."""
+    cluster = config.cluster
+    engines = cluster.rollout_num_engines * cluster.rollout_num_gpus_per_engine if config.needs_engines else 0
+    return max(cluster.train_num_workers, engines) if cluster.colocate else cluster.train_num_workers + engines
 
 
 def find_site(config: Config, gpu: str | None = None, gpus_per_node: int = 8, num_gpus: int | None = None) -> Site:
@@ -109,11 +114,8 @@ def make_plan(config: Config, site: Site, lengths: Lengths, rates: Rates | None 
     problems = [*shape_problems(shape, config), *_length_problems(shape, config)]
     problems += _memory_problems(config, site, training, engine)
     if rates is None and site.accelerator is not None and engine is not None and engine.kv_tokens > 0:
-        cluster = config.cluster
-        gpus = cluster.train_num_workers + cluster.rollout_num_engines * cluster.rollout_num_gpus_per_engine
-        rates = estimate_rates(
-            shape, config, engine, site.accelerator, lengths, crosses_nodes=gpus > site.gpus_per_node
-        )
+        crosses = gpus_of(config) > site.gpus_per_node
+        rates = estimate_rates(shape, config, engine, site.accelerator, lengths, crosses_nodes=crosses)
     plan = Plan(
         config=config,
         shape=shape,

@@ -38,6 +38,11 @@ def test_more_gpus_than_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert "needs 9 GPUs, there are 8" in found["problems"][-1]
 
 
+def test_colocated_sides_share_their_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--train-num-workers", "8", "--rollout-num-engines", "8", "--recompute-activations", "--colocate"]
+    assert plan(capsys, *QWEN, *flags)[1]["num_gpus"] == 8
+
+
 def test_sizes_that_do_not_divide_the_model(capsys: pytest.CaptureFixture[str]) -> None:
     flags = [*QWEN, "--tp-size", "16", "--pp-size", "5", "--train-num-workers", "80", "--max-response-len", "65536"]
     _, found = plan(capsys, *flags)
