@@ -32,8 +32,11 @@ def test_grpo_run_leaves_everything_a_user_expects(quickstart_data: Path, tmp_pa
     assert [line["step"] for line in read_metrics(run_dir) if "eval/heldout/accuracy" in line] == [0, 2, 3]
     for name in ("report.html", "reward.png", "accuracy.png", "summary.json", "samples.jsonl", "tensorboard"):
         assert (run_dir / name).exists(), name
-    sample = json.loads((run_dir / "samples.jsonl").read_text().splitlines()[0])
-    assert len(sample["tokens"]) == len(sample["log_probs"]) == sample["response_length"]
+    samples = [json.loads(line) for line in (run_dir / "samples.jsonl").read_text().splitlines()]
+    trained_on = [sample for sample in samples if "tokens" in sample]  # those of evaluations have none
+    assert {sample["step"] for sample in trained_on} == {0, 1, 2}
+    for sample in trained_on:
+        assert len(sample["tokens"]) == len(sample["log_probs"]) == sample["response_length"]
     events = json.loads((run_dir / "trace.json").read_text())["traceEvents"]
     assert {"phases", "requests", "rewards", "training"} <= {event.get("cat") for event in events}
     trained = [event for event in events if event.get("cat") == "requests" and event["args"].get("tokens")]
