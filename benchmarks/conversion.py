@@ -6,7 +6,7 @@ For a random model of every family (benchmarks/tiny_models.py) and for each MODE
   * every weight comes back bitwise: Hugging Face -> Megatron -> Hugging Face, and Hugging Face -> torch_dist and back;
   * log-probs of the trainer and of transformers, both in float32;
   * MODEL_DIR only: 10 greedy tokens are those of transformers; time of both conversions against `cp` of the weights
-    (which are in the page cache for all three; the conversions flush to disk, cp does not), and peak memory.
+    and `sync` of the copy (the conversions flush to disk too; the source is in the page cache), and peak memory.
 Without MODEL_DIR the speed is that of a random Llama of about 400 MB. Last line:
 `families=… bitwise=… max_abs_logprob_diff=… share_of_cp=…`, the share being that of the slower direction.
 """
@@ -74,36 +74,39 @@ def round_trip(path: Path, folder: Path, workers: int) -> tuple[bool, float, flo
     return same_weights(path, folder / "hf"), there, back
 
 
-def copy_seconds(path: Path, folder: Path) -> float:
-    """Seconds that `cp` takes for the weight files, which are read once before."""
+def copy_seconds(path: Path, folder: Path) -> tuple[float, float]:
+    """Seconds of `cp` for the weight files, which are read once before; and with flushing the copy to disk."""
     files = weight_files(path)
     for file in files:
         file.read_bytes()
     (folder / "cp").mkdir()
     start = time.perf_counter()
     subprocess.run(["cp", *map(str, files), str(folder / "cp")], check=True)
-    seconds = time.perf_counter() - start
+    plain = time.perf_counter() - start
+    subprocess.run(["sync", *(str(folder / "cp" / file.name) for file in files)], check=True)
+    flushed = time.perf_counter() - start
     shutil.rmtree(folder / "cp")
-    return seconds
+    return plain, flushed
 
 
 def measure_speed(path: Path, folder: Path, workers: int) -> tuple[bool, float]:
-    """(bitwise, share of cp's speed in the slower direction); prints seconds, bytes and peak memory. Best of two."""
+    """(bitwise, share of the speed of cp and sync in the slower direction); prints what it saw. Best of two."""
     num_bytes = sum(file.stat().st_size for file in weight_files(path))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     times, same = [], True
     for i in range(2):
         (folder / str(i)).mkdir(parents=True)
-        copied = copy_seconds(path, folder / str(i))
+        plain, copied = copy_seconds(path, folder / str(i))
         ok, there, back = round_trip(path, folder / str(i), workers)
-        times.append((copied, there, back))
+        times.append((plain, copied, there, back))
         same = same and ok
         shutil.rmtree(folder / str(i))
-    copied, there, back = (min(column) for column in zip(*times, strict=True))
+    plain, copied, there, back = (min(column) for column in zip(*times, strict=True))
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     print(
-        f"{path.name}: {num_bytes / 1e6:.0f} MB: cp {copied:.2f} s, to torch_dist {there:.2f} s, to Hugging Face "
-        f"{back:.2f} s, peak memory grew by {grown / 1024:.0f} MiB (weight files are memory-mapped)",
+        f"{path.name}: {num_bytes / 1e6:.0f} MB: cp {plain:.2f} s, cp and sync {copied:.2f} s, "
+        f"to torch_dist {there:.2f} s, to Hugging Face {back:.2f} s, "
+        f"peak memory grew by {grown / 1024:.0f} MiB (mapped weight files included)",
         flush=True,
     )
     return same, copied / max(there, back)
