@@ -31,7 +31,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.trainer_cases import free_ports, make_batch, make_checkpoint, make_config
 from slime_rl.cluster.checkpoint import find_checkpoint, verify
-from slime_rl.trainer.device import prepare_process, resolve_device
 from slime_rl.trainer.torch_dist import TorchDistReader
 from slime_rl.trainer.worker import TrainWorker
 
@@ -213,7 +212,6 @@ def main() -> int:
     warnings.filterwarnings("ignore")
     folder = Path(tempfile.mkdtemp(prefix="chaos_save.", dir=args.folder))
     try:
-        import_megatron()
         make_tiny_model(folder / "model")
         problems = run_kills(folder, args.kills, random.Random(args.seed)) + run_full_disk(folder)
     finally:
@@ -222,14 +220,6 @@ def main() -> int:
         print(f"PROBLEM: {problem}")
     print(f"kills={args.kills} unreadable={len(problems)}")
     return 1 if problems else 0
-
-
-def import_megatron() -> None:
-    """Once here instead of in every child: it takes seconds."""
-    prepare_process(resolve_device("cpu"), 0, 1, 1)
-    import slime_rl.trainer.checkpoint
-    import slime_rl.trainer.conversion
-    import slime_rl.trainer.setup  # noqa: F401
 
 
 def make_tiny_model(path: Path) -> None:
