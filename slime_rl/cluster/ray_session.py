@@ -18,6 +18,7 @@ import ray
 
 from slime_rl.config import Config
 from slime_rl.engine.process import SupervisedProcess
+from slime_rl.engine.supervise import SGLANG_SHM_PREFIX
 
 # Actors beside train workers and engines: the rollout manager, and one to spare for a plugin's own.
 _OTHER_ACTORS = 2
@@ -79,6 +80,7 @@ def _start_head(config: Config) -> tuple[SupervisedProcess, str]:
         # Ray's workers, and so trainer and engines, would run at niceness 15 behind anything else on the machine.
         {**os.environ, "RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"},
         logs / "ray.log",
+        shm_prefix=SGLANG_SHM_PREFIX,  # Ray kills the supervisors of engines together with their workers
     )
     deadline = time.monotonic() + config.cluster.start_timeout_s
     for _ in range(_START_TRIES):

@@ -128,6 +128,8 @@ class EngineServer:
             shm_prefix=SGLANG_SHM_PREFIX,
         )
         self._process.start()
+        if key is not None:
+            self.log_path.chmod(0o600)  # SGLang prints its arguments
         self._url = f"http://{self.host}:{port}"
 
     def _wait_until_healthy(self, deadline: float) -> bool:

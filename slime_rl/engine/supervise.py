@@ -10,8 +10,7 @@ it and are found. The kernel kills the command when the supervisor itself is kil
 
 Usage: python supervise.py CONTROL_FD OWNER_PID SCRATCH_DIR SHM_PREFIX COMMAND [ARG ...]
 At the end SCRATCH_DIR is removed ("" for none), and of shared memory: the files /dev/shm/SHM_PREFIX* that the command
-mapped ("" for none), those of SGLang below other supervisors that are killed with the rest, and what torch shares by
-name, whose own keeper is killed too.
+mapped ("" for none), and what torch shares by name, whose own keeper is killed too.
 """
 
 from __future__ import annotations
@@ -30,8 +29,9 @@ PR_SET_CHILD_SUBREAPER = 36
 OWNER_CHECK_S = 0.5  # the pipe alone does not tell when a fork of the owner still holds its other end
 OWNER_GONE_GRACE_S = 0.5  # enough for a server to unlink its files; nobody waits for its results any more
 SIGNALLED_GRACE_S = 5.0
+MAP_LIMIT_S = 5.0  # from the making of a shared file to its mapping
 KILL_LIMIT_S = 10.0  # a process in uninterruptible sleep cannot be waited for without a bound
-SGLANG_SHM_PREFIX = "sglang_loads_"  # SGLang leaves this file in /dev/shm, however it ends
+SGLANG_SHM_PREFIX = "sglang_loads_"  # of an engine: SGLang leaves this file in /dev/shm, however it ends
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -41,7 +41,8 @@ class Supervisor:
     def __init__(self, command: list[str], control_fd: int, owner_pid: int, shm_prefix: str) -> None:
         self.control_fd, self.owner_pid = control_fd, owner_pid
         self.shm_prefix = shm_prefix
-        self.shm_files: set[str] = set()
+        self.shm_files: set[str] = set()  # mapped by a process below us
+        self.foreign: set[str] = set()  # files with the prefix that nobody below us maps
         self.killed: set[int] = set()
         self.ended: dict[int, int] = {}  # exit status of every reaped process, by pid
         libc = ctypes.CDLL(None, use_errno=True)
@@ -60,9 +61,9 @@ class Supervisor:
             if not self.wait_for_child(grace_s):
                 send(self.child, signal.SIGKILL)
                 self.wait_for_child(KILL_LIMIT_S)
-        self.note_shared_memory(SGLANG_SHM_PREFIX, self.shm_prefix)
+        self.note_shared_memory()
         self.kill_descendants()
-        for path in self.shm_files | torch_shared_memory(self.killed | set(self.ended)):
+        for path in self.shm_files | self.torch_files():
             remove_file(path)
         return self.ended.get(self.child, -signal.SIGKILL)
 
@@ -73,8 +74,7 @@ class Supervisor:
             readable, _, _ = select.select([self.control_fd, self.wake_fd], [], [], OWNER_CHECK_S)
             stopped = self.wake_fd in readable and set(os.read(self.wake_fd, 4096)) & set(STOP_SIGNALS)
             self.reap()
-            if self.shm_prefix and not self.shm_files:  # until seen: after a crash there is nobody left to ask
-                self.note_shared_memory(self.shm_prefix)
+            self.note_shared_memory()  # while it runs: after a crash there is nobody left to ask
             if self.child in self.ended:
                 return None
             if stopped:
@@ -89,11 +89,18 @@ class Supervisor:
             if os.getppid() != self.owner_pid:
                 return OWNER_GONE_GRACE_S
 
-    def note_shared_memory(self, *prefixes: str) -> None:
-        """Remember the shared-memory files named so that a process below us has mapped."""
-        wanted = tuple(f"/dev/shm/{prefix}" for prefix in prefixes if prefix)
+    def note_shared_memory(self) -> None:
+        """Remember the new shared-memory files of our prefix that a process below us has mapped."""
+        new = shared_memory_files(self.shm_prefix) - self.shm_files - self.foreign
+        if not new:
+            return
         for pid in descendants(os.getpid()):
-            self.shm_files |= {path for path in mapped_files(pid) if path.startswith(wanted)}
+            self.shm_files.update(new.intersection(mapped_files(pid)))
+        self.foreign |= {path for path in new - self.shm_files if age_s(path) > MAP_LIMIT_S}
+
+    def torch_files(self) -> set[str]:
+        """Files of tensors that processes below us shared by name: torch calls them torch_PID_RANDOM_COUNTER."""
+        return shared_memory_files(*(f"torch_{pid}_" for pid in self.killed | set(self.ended)))
 
     def reap(self) -> None:
         """Collect every ended child, orphans that were handed to us included."""
@@ -192,12 +199,20 @@ def mapped_files(pid: int) -> list[str]:
         return []
 
 
-def torch_shared_memory(pids: set[int]) -> set[str]:
-    """Files of tensors that these processes shared by name: torch calls them torch_PID_RANDOM_COUNTER."""
-    if not pids or not os.path.isdir("/dev/shm"):
+def shared_memory_files(*prefixes: str) -> set[str]:
+    """Paths of the files in shared memory whose names begin with one of these; none for an empty prefix."""
+    wanted = tuple(prefix for prefix in prefixes if prefix)
+    if not wanted or not os.path.isdir("/dev/shm"):
         return set()
-    owned = tuple(f"torch_{pid}_" for pid in pids)
-    return {f"/dev/shm/{name}" for name in os.listdir("/dev/shm") if name.startswith(owned)}
+    return {f"/dev/shm/{name}" for name in os.listdir("/dev/shm") if name.startswith(wanted)}
+
+
+def age_s(path: str) -> float:
+    """Seconds since a file was made or written; 0 when it is gone."""
+    try:
+        return time.time() - os.stat(path).st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def remove_file(path: str) -> None:

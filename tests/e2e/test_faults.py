@@ -29,7 +29,7 @@ def test_a_run_survives_its_parts_and_leaves_nothing_when_it_is_ended(quickstart
         run.driver.send_signal(signal.SIGTERM)
         code = run.driver.wait(timeout=60)
     assert code == 128 + signal.SIGTERM
-    said = [line for line in (run.folder / "log").read_text().splitlines() if line.startswith("slime_rl")]
+    said = [line for line in (run.folder / "log").read_text().splitlines() if line.startswith("slime_rl:")]
     assert said == ["slime_rl: ended by SIGTERM; nothing is left running"]
     assert "SIGTERM received" not in (run.folder / "log").read_text()
     assert run.left_over() == []

@@ -11,7 +11,7 @@ def test_ppo_trains_its_critic_and_resumes_with_it(quickstart_data: Path, tmp_pa
     run_dir = tmp_path / "run"
     flags = [*base_flags(quickstart_data, run_dir), "--advantage-estimator", "gae", "--critic-lr", "1e-3"]
     flags += ["--critic-warmup-steps", "1", "--kl-coef", "0.01", "--save-interval", "2", "--n-samples-per-prompt", "1"]
-    flags += ["--rollout-batch-size", "8"]
+    flags += ["--rollout-batch-size", "8", "--reward-function-path", "run_plugins:every_second"]
     first = run_train([*flags, "--num-steps", "2"])
     assert first.returncode == 0, first.stdout + first.stderr
     second = run_train([*flags, "--num-steps", "3", "--load", str(run_dir / "checkpoints")])

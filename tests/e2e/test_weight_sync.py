@@ -240,33 +240,6 @@ def test_logs_lie_in_the_run_folder(serving: Serving) -> None:
     assert sorted(path.name for path in logs.iterdir()) == ["engine_0.log", "engine_1.log", "router.log"]
 
 
-def test_an_engine_lost_in_a_broadcast_leaves_the_others_usable(serving: Serving) -> None:
-    """Ends engine 1."""
-    flags = ("--hf-checkpoint", serving.config.model.hf_checkpoint, "--weight-sync", "distributed")
-    lost, sound = serving.engines[1].url, serving.engines[0].url
-    sender = make_sender(make_config(serving.config.run_dir / "lost", *flags), [sound, lost])
-
-    def buckets() -> Iterator[Any]:
-        for index, bucket in enumerate(split_buckets(serving.models["B"].state_dict().items(), SMALL_BUCKETS)):
-            if index == 2:
-                serving.engines[1].stop()
-            yield bucket
-
-    started = time.monotonic()
-    report = sender.send(buckets(), 50)
-    assert (report.updated, list(report.failed)) == ([], [lost])
-    sender.connect([sound])
-    tied = tied_names(serving.config.model.hf_checkpoint)
-    again = sender.send(split_buckets(serving.models["B"].state_dict().items(), SMALL_BUCKETS, tied), 50)
-    assert (again.updated, again.failed) == ([sound], {})
-    assert time.monotonic() - started < 60
-    sender.close()
-    serving.router.remove_worker(lost)
-    for prompt, answer in generate(serving, 2, 8):
-        assert answer.versions == [50] * 8
-        assert gap(serving, "B", prompt, answer) < TOLERANCE
-
-
 def test_an_engine_that_dies_of_a_bad_tensor_is_reported(serving: Serving) -> None:
     """Last: SGLang ends when a tensor has a shape that does not fit."""
     url = serving.engines[0].url

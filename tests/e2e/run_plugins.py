@@ -1,4 +1,4 @@
-"""Plugins that go wrong, for the runs that must say so."""
+"""Plugins for runs: those that go wrong, and a reward that an untrained model gets too."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ async def raises(config: Any, group: list[Sample]) -> list[float]:
 
 async def wrong_signature(config: Any) -> list[float]:
     return []
+
+
+async def every_second(config: Any, group: list[Sample]) -> list[float]:
+    return [float(sample.index % 2) for sample in group]
 
 
 async def wrong_count(config: Any, group: list[Sample]) -> list[float]:
