@@ -22,6 +22,10 @@ def algo(base_config: Config) -> Callable[..., Config]:
     """`algo(policy_loss="gspo", eps_clip=0.1)`: a Config with these fields of AlgorithmConfig changed."""
 
     def make(**fields: Any) -> Config:
-        return dataclasses.replace(base_config, algorithm=dataclasses.replace(base_config.algorithm, **fields))
+        model = base_config.model
+        if fields.get("policy_loss") == "distillation":  # refused without a teacher
+            model = dataclasses.replace(model, teacher_load=model.hf_checkpoint)
+        algorithm = dataclasses.replace(base_config.algorithm, **fields)
+        return dataclasses.replace(base_config, model=model, algorithm=algorithm)
 
     return make
