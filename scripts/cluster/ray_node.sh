@@ -10,7 +10,7 @@
 set -euo pipefail
 ROLE=${1:?head or worker}
 IP=${NODE_IP:-$(python -c 'from slime_rl.engine.ports import node_ip; print(node_ip())')}
-FOLDER=$(mktemp -d /tmp/ray_XXXXXX) # short: Ray's sockets lie below it
+FOLDER=$(mktemp -d -t ray_XXXXXX) # keep TMPDIR short: Ray's sockets lie below it
 trap 'rm -rf "$FOLDER"' EXIT
 [ -z "${RAY_AUTH_TOKEN:-}" ] || export RAY_AUTH_MODE=token
 export RAY_worker_niceness=0 RAY_USAGE_STATS_ENABLED=0
