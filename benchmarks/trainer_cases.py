@@ -44,20 +44,21 @@ def make_config(hf_path: Path, *flags: str, groups: int = 4, samples: int = 3, w
 
 
 def make_batch(step: int = 0, *, groups: int = 4, samples: int = 3, updates: int = 1, seed: int = 0) -> RolloutBatch:
-    """A global batch of random tokens: responses of 2 to 39, some tokens masked, plausible engine log-probs."""
+    """A global batch of random tokens: a prompt a group, responses of 2 to 39, masked tokens, plausible log-probs."""
     generator = torch.Generator().manual_seed(1000 * seed + step)
 
     def integers(low: int, high: int, count: int) -> torch.Tensor:
         return torch.randint(low, high, (count,), generator=generator)
 
     count = groups * samples
-    prompts, responses = integers(1, 10, count), integers(2, 40, count)
-    tokens = [integers(0, VOCAB_SIZE, int(p + r)) for p, r in zip(prompts, responses, strict=True)]
+    prompts = [integers(0, VOCAB_SIZE, int(length)) for length in integers(1, 10, groups)]
+    responses = integers(2, 40, count)
+    tokens = [torch.cat([prompts[i // samples], integers(0, VOCAB_SIZE, int(r))]) for i, r in enumerate(responses)]
     masks = [(torch.rand(int(r), generator=generator) > 0.2).float() for r in responses]
     log_probs = [-4.8 + 0.3 * torch.randn(int(r), generator=generator) for r in responses]
     tensors: dict[str, Any] = {
         "tokens": Ragged.from_list(tokens, torch.int64),
-        "prompt_lengths": prompts,
+        "prompt_lengths": torch.tensor([len(prompt) for prompt in prompts]).repeat_interleave(samples),
         "loss_mask": Ragged.from_list(masks, torch.float32),
         "rollout_log_probs": Ragged.from_list(log_probs, torch.float32),
         "weight_versions": Ragged.from_list([torch.full((int(r),), step) for r in responses], torch.int32),

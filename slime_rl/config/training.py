@@ -42,6 +42,10 @@ class TrainConfig:
     micro_batch_size: int | None = None
     """Fixed number of samples in a micro-batch instead of --max-tokens-per-worker."""
 
+    share_prompts: bool = True
+    """Compute a prompt once for all samples of it in a micro-batch; the same up to rounding. Only where attention is
+    our own (no Transformer Engine), without context parallelism, MLA and router losses."""
+
     seed: int = 1234
     """Seed of data order, sampling and weights that are made anew."""
 

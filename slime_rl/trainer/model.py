@@ -15,8 +15,10 @@ from torch import Tensor
 
 from slime_rl.config import Config
 from slime_rl.trainer.architecture import Architecture
+from slime_rl.trainer.cpu.attention import PackedAttention
 from slime_rl.trainer.distributed import Layout
 from slime_rl.trainer.plugins import MODEL_PROVIDER
+from slime_rl.trainer.shared_prompts import SharedPromptParams
 
 
 def build_models(config: Config, architecture: Architecture, layout: Layout, device: torch.device) -> list[Any]:
@@ -104,6 +106,37 @@ def _defer_output_layer(model: Any) -> None:
         return hidden_states
 
     model._postprocess = hidden_states_only
+
+
+def prepare_shared_prompts(models: list[Any]) -> bool:
+    """Make the model's chunks ready for passes with shared prompts; False where those would not be the same."""
+    gpts = [unwrap(model) for model in models]
+    if not all(_can_share_prompts(gpt) for gpt in gpts):
+        return False
+    for gpt in gpts:
+        _rotate_by_position(gpt)
+    return True
+
+
+def _can_share_prompts(gpt: Any) -> bool:
+    if getattr(gpt, "position_embedding_type", None) != "rope" or gpt.config.multi_latent_attention:
+        return False
+    if gpt.config.num_moe_experts and (gpt.config.moe_aux_loss_coeff or gpt.config.moe_z_loss_coeff):
+        return False  # these losses count every token once
+    return all(isinstance(layer.self_attention.core_attention, PackedAttention) for layer in gpt.decoder.layers)
+
+
+def _rotate_by_position(gpt: Any) -> None:
+    """With shared prompts, take the rotary angles `[t, 1, 1, d]` of each token's position in its own sequence."""
+    preprocess = gpt._preprocess
+
+    def with_positions(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        decoder_input, angles, *others = preprocess(*args, **kwargs)
+        if isinstance(kwargs.get("packed_seq_params"), SharedPromptParams):
+            angles = angles.index_select(0, kwargs["position_ids"][0])
+        return decoder_input, angles, *others
+
+    gpt._preprocess = with_positions
 
 
 def unwrap(model: Any) -> Any:

@@ -18,6 +18,8 @@ from torch import Tensor
 from slime_rl.config import TrainConfig
 from slime_rl.data.packing import fixed, pack
 from slime_rl.trainer.distributed import Layout, reduce_max
+from slime_rl.trainer.sequences import Sequences
+from slime_rl.trainer.shared_prompts import pack_shared
 
 MASKED_PAD_TOKEN = (
     0  # fills sequences up to what context and sequence parallelism need; causality hides it from the rest
@@ -44,40 +46,31 @@ class MicroBatch:
         return len(self.rows)
 
 
-@dataclass(frozen=True)
-class Sequences:
-    """Tokens of this worker's samples. The offsets are on the CPU."""
-
-    tokens: Tensor  # [sum L_i] int64
-    offsets: Tensor  # [N + 1] int64
-    prompt_lengths: list[int]  # [N]
-    response_offsets: Tensor  # [N + 1] int64, into the flat response tokens
-
-    @property
-    def lengths(self) -> list[int]:
-        return self.offsets.diff().tolist()
-
-
 def split_rows(
-    rows: list[int], lengths: list[int], train: TrainConfig, layout: Layout, hidden_size: int, device: torch.device
+    units: list[list[int]],
+    sizes: list[int],
+    train: TrainConfig,
+    layout: Layout,
+    hidden_size: int,
+    device: torch.device,
 ) -> list[list[int]]:
-    """Rows of each micro-batch; `lengths[r]` are the tokens of row r. Collective over the data-parallel workers.
+    """Rows of each micro-batch. Collective over the data-parallel workers.
 
-    Every worker gets the same number of micro-batches; where one has too few samples, the rest are empty lists.
+    Rows of a unit stay together; `sizes` are the units' tokens. Every worker gets the same number of micro-batches;
+    where one has too few units, the rest are empty lists.
     """
     cap = train.max_tokens_per_worker * layout.cp.size
     multiple = layout.pp.size if layout.vpp_size else 1  # interleaved stages take micro-batches in rounds of pp
 
     def cut(count: int) -> list[list[int]]:
-        if not rows:
+        if not units:
             return []
-        sizes = [lengths[row] for row in rows]
-        least = min(max(count, 1), len(rows))
+        least = min(max(count, 1), len(units))
         if train.micro_batch_size is not None:
             parts = fixed(sizes, train.micro_batch_size, min_batches=least)
         else:
             parts = pack(sizes, cap, min_batches=least, hidden_size=hidden_size)
-        return [[rows[i] for i in part] for part in parts]
+        return [[row for i in part for row in units[i]] for part in parts]
 
     agreed = reduce_max(max(1, len(cut(1))), layout.dp, device)
     agreed = -(-agreed // multiple) * multiple
@@ -136,6 +129,27 @@ def make_micro_batch(
         owned=owned.to(device),
         token_index=torch.cat(token_index or nothing).to(device),
         sample_ids=torch.cat(sample_ids or nothing).to(device),
+    )
+
+
+def make_shared_micro_batch(
+    index: int, rows: list[int], sequences: Sequences, layout: Layout, sequence_parallel: bool
+) -> MicroBatch:
+    """The micro-batch of `rows` with every prompt computed once; on the CPU, without context parallelism."""
+    packing = pack_shared(rows, sequences, layout.tp.size if sequence_parallel else 1)
+    nothing = torch.zeros(0, dtype=torch.int64)
+    lengths = torch.tensor([sequences.response_length(row) for row in rows], dtype=torch.int64)
+    return MicroBatch(
+        index=index,
+        rows=rows,
+        input_ids=packing.input_ids[None],
+        position_ids=packing.position_ids[None],
+        packed=packing.params,
+        predict_at=packing.predict_at,
+        targets=packing.targets,
+        owned=torch.arange(len(packing.targets)),
+        token_index=torch.cat([sequences.response_index(row) for row in rows] or [nothing]),
+        sample_ids=torch.arange(len(rows)).repeat_interleave(lengths),
     )
 
 

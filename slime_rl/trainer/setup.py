@@ -16,7 +16,7 @@ from slime_rl.trainer.critic import critic_config
 from slime_rl.trainer.distributed import Layout
 from slime_rl.trainer.forward import CriticHead, PolicyHead, TokenHead
 from slime_rl.trainer.head import head_spec
-from slime_rl.trainer.model import build_models, freeze
+from slime_rl.trainer.model import build_models, freeze, prepare_shared_prompts
 from slime_rl.trainer.optimizer import make_optimizer, make_scheduler, wrap_ddp
 from slime_rl.trainer.plugins import MODEL_CONVERSION
 from slime_rl.trainer.reference import ReferenceWeights
@@ -94,6 +94,7 @@ def _assemble(
 ) -> TrainState:
     """Gradient buffers, optimizer and schedule around models that have their weights."""
     args = parse_megatron_args(config.model.megatron_args)
+    shares_prompts = config.train.share_prompts and layout.cp.size == 1 and prepare_shared_prompts(models)
     wrapped = wrap_ddp(models, transformer, args)
     optimizer = make_optimizer(config, wrapped, args)
     return TrainState(
@@ -105,6 +106,7 @@ def _assemble(
         scheduler=make_scheduler(config, optimizer),
         head=head,
         hidden_size=transformer.hidden_size,
+        shares_prompts=shares_prompts,
     )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from slime_rl.algorithms.overlong import overlong_filter
 from slime_rl.config import Config
 from slime_rl.data.batches import RolloutBatch
-from slime_rl.trainer.packing import Sequences
+from slime_rl.trainer.sequences import Sequences
 
 
 @dataclass(frozen=True)

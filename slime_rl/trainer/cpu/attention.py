@@ -15,6 +15,7 @@ from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
 
 from slime_rl.trainer.cpu.norm import LayerNorm, RMSNorm
+from slime_rl.trainer.shared_prompts import SharedPromptParams
 
 
 class PackedAttention(torch.nn.Module):
@@ -54,7 +55,12 @@ class PackedAttention(torch.nn.Module):
         attention_bias: Tensor | None = None,
         packed_seq_params: Any = None,
     ) -> Tensor:
-        """`[t, h, d]` -> `[t, h, dv]` with packed_seq_params, else `[s, b, h, d]` -> `[s, b, h*dv]`."""
+        """`[t, h, d]` -> `[t, h, dv]` with packed_seq_params, else `[s, b, h, d]` -> `[s, b, h*dv]`.
+
+        With SharedPromptParams `[t, 1, h, d]` -> `[t, 1, h*dv]`.
+        """
+        if isinstance(packed_seq_params, SharedPromptParams):
+            return self._shared(query[:, 0], key[:, 0], value[:, 0], packed_seq_params).flatten(1)[:, None]
         if packed_seq_params is not None:
             return self._packed(query, key, value, packed_seq_params.cu_seqlens_q.diff().tolist())
         s, b = query.shape[:2]
@@ -75,6 +81,18 @@ class PackedAttention(torch.nn.Module):
             outputs.append(self._attend(q, k, v).flatten(0, 1))
             at += count * length
         return torch.cat(outputs).index_select(0, order.argsort())
+
+    def _shared(self, query: Tensor, key: Tensor, value: Tensor, params: SharedPromptParams) -> Tensor:
+        assert params.query_order is not None and params.key_order is not None
+        query = query.index_select(0, params.query_order)
+        key, value = (x.index_select(0, params.key_order) for x in (key, value))
+        outputs, at_query, at_key = [], 0, 0
+        for count, num_queries, num_keys in params.blocks:
+            q = query[at_query : at_query + count * num_queries].unflatten(0, (count, num_queries))
+            k, v = (x[at_key : at_key + count * num_keys].unflatten(0, (count, num_keys)) for x in (key, value))
+            outputs.append(self._attend(q, k, v).flatten(0, 1))
+            at_query, at_key = at_query + count * num_queries, at_key + count * num_keys
+        return torch.cat(outputs).index_select(0, params.query_order.argsort())
 
     def _context_parallel(self, query: Tensor, key: Tensor, value: Tensor, lengths: list[int]) -> Tensor:
         n, rank = self.cp_group.size(), self.cp_group.rank()

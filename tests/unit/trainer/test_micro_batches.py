@@ -16,8 +16,14 @@ prepare_process(resolve_device("cpu"), 0, 1, 1)
 
 from slime_rl.trainer.distributed import Axis, Layout  # noqa: E402  (after the stand-ins)
 from slime_rl.trainer.gather import gather_global  # noqa: E402
-from slime_rl.trainer.packing import make_micro_batch, padded_lengths, split_rows  # noqa: E402
+from slime_rl.trainer.packing import (  # noqa: E402
+    make_micro_batch,
+    make_shared_micro_batch,
+    padded_lengths,
+    split_rows,
+)
 from slime_rl.trainer.shard import make_shard  # noqa: E402
+from slime_rl.trainer.shared_prompts import num_tokens, prompt_families  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -48,6 +54,46 @@ def test_every_response_token_is_predicted_by_the_token_before_it(config: Any) -
     masks = torch.cat([batch.ragged("loss_mask")[row] for row in rows])
     assert torch.equal(batch.ragged("loss_mask").values[micro.token_index], masks)
     assert micro.sample_ids.bincount().tolist() == [len(response) for response in responses]
+
+
+def test_a_shared_prompt_is_in_the_pass_once(config: Any) -> None:
+    shard = make_shard(config, make_batch(), CPU)
+    sequences, rows = shard.sequences, [0, 1, 2, 4]  # a group of three and one of another
+    micro = make_shared_micro_batch(0, rows, sequences, make_layout(tp=4), True)
+    plain = make_micro_batch(0, rows, sequences, make_layout(), False, CPU)
+    assert torch.equal(micro.targets, plain.targets)
+    assert torch.equal(micro.token_index, plain.token_index) and torch.equal(micro.sample_ids, plain.sample_ids)
+    prompts = len(sequences.prompt(0)) + len(sequences.prompt(4))
+    needed = prompts + sum(sequences.response_length(row) - 1 for row in rows)
+    assert micro.input_ids.size(1) == -(-needed // 4) * 4
+    # Each token sees what it sees in its own sequence: the keys of its block are that sequence so far.
+    params, at = micro.packed, 0
+    seen: dict[int, Any] = {}
+    queries = iter(params.query_order.tolist())
+    for count, num_queries, num_keys in params.blocks:
+        for _ in range(count):
+            keys, at = params.key_order[at : at + num_keys], at + num_keys
+            for i in range(num_queries):
+                seen[next(queries)] = keys[: num_keys - num_queries + i + 1]
+    predicted = iter(micro.predict_at.tolist())
+    for row in rows:
+        whole = torch.cat([sequences.prompt(row), sequences.response(row)])
+        for length in range(len(sequences.prompt(row)), len(whole)):
+            keys = seen[next(predicted)]
+            assert torch.equal(micro.input_ids[0, keys], whole[:length])
+            assert torch.equal(micro.position_ids[0, keys], torch.arange(length))
+
+
+def test_families_keep_the_cap_and_lose_no_row(config: Any) -> None:
+    sequences = make_shard(config, make_batch(groups=3, samples=6), CPU).sequences
+    rows = list(range(18))
+    for cap in (1, 40, 90, 10_000):
+        units = prompt_families(rows, sequences, cap)
+        assert sorted(row for unit in units for row in unit) == rows
+        for unit in units:
+            assert len({tuple(sequences.prompt(row).tolist()) for row in unit}) == 1
+            assert len(unit) == 1 or num_tokens(unit, sequences) <= cap
+    assert [len(unit) for unit in units] == [6, 6, 6]
 
 
 @pytest.mark.parametrize("cp", [2, 3])
@@ -81,7 +127,7 @@ def test_empty_micro_batch_keeps_the_workers_in_step(config: Any) -> None:
 
 def split(rows: list[int], lengths: list[int], layout: Layout, **train: Any) -> list[list[int]]:
     settings: Any = SimpleNamespace(**{"max_tokens_per_worker": 10, "micro_batch_size": None} | train)
-    return split_rows(rows, lengths, settings, layout, 64, CPU)
+    return split_rows([[row] for row in rows], [lengths[row] for row in rows], settings, layout, 64, CPU)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from benchmarks.tiny_models import LLAMA3
 from benchmarks.trainer_cases import free_ports, make_batch, make_checkpoint, make_config
 from slime_rl.data.batches import RolloutBatch
 from slime_rl.data.ragged import Ragged
@@ -100,6 +101,33 @@ def test_loss_and_gradient_do_not_depend_on_the_split(model_path: Path, aggregat
     for loss, norm in results[1:]:
         assert loss == pytest.approx(results[0][0], rel=1e-6)
         assert norm == pytest.approx(results[0][1], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "overrides"),
+    [("qwen3", {}), ("llama", {"rope_parameters": LLAMA3}), ("qwen3_moe", {}), ("mistral", {"sliding_window": 5})],
+)
+def test_shared_prompts_change_nothing(tmp_path: Path, kind: str, overrides: dict) -> None:
+    make_checkpoint(tmp_path / "hf", kind, num_hidden_layers=2, **overrides)
+    results = []
+    for flags in (["--no-share-prompts"], []):
+        terms = ["--entropy-coef", "0.1", "--lr", "0", "--max-tokens-per-worker", "200", *flags]
+        with open_worker(tmp_path / "hf", *terms) as worker:
+            assert worker.state.shares_prompts == (not flags)
+            log_probs, metrics = worker.compute_log_probs(make_batch()), worker.train(0, make_batch())
+            gradient = torch.cat([p.main_grad.flatten() for p in worker.state.models[0].parameters()])
+            results.append((log_probs, metrics["train/loss"], gradient))
+    (log_probs, loss, gradient), shared = results
+    assert (log_probs - shared[0]).abs().max() < 1e-5
+    assert shared[1] == pytest.approx(loss, rel=1e-5)
+    assert (gradient - shared[2]).norm() < 1e-5 * gradient.norm()
+
+
+@pytest.mark.parametrize("flags", [("--megatron-moe-aux-loss-coeff", "0.01"), ("--megatron-moe-z-loss-coeff", "0.01")])
+def test_router_losses_count_every_token_of_every_sample(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    make_checkpoint(tmp_path / "hf", "qwen3_moe", num_hidden_layers=1)
+    with open_worker(tmp_path / "hf", *flags) as worker:
+        assert not worker.state.shares_prompts
 
 
 def test_supervised_loss_is_the_mean_negative_log_likelihood(model_path: Path) -> None:
