@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, PretrainedConfig
+from transformers import AutoConfig, GenerationConfig, PretrainedConfig
 
-# Says nothing about what the model computes for given weights and tokens.
-WITHOUT_EFFECT = frozenset(
+# Says nothing about what the model computes for given weights and tokens. How to sample stood in config.json once.
+WITHOUT_EFFECT = frozenset(GenerationConfig().to_dict()) | frozenset(
     [
         "architectures",
         "auto_map",
@@ -17,10 +17,10 @@ WITHOUT_EFFECT = frozenset(
         "transformers_version",
         "torch_dtype",
         "dtype",
-        "use_cache",
-        "bos_token_id",
-        "eos_token_id",
-        "pad_token_id",
+        "unk_token_id",
+        "sep_token_id",
+        "cls_token_id",
+        "mask_token_id",
         "initializer_range",
         "max_position_embeddings",
         "attention_dropout",
@@ -35,8 +35,15 @@ WITHOUT_EFFECT = frozenset(
         "id2label",
         "label2id",
         "return_dict",
-        "output_attentions",
-        "output_hidden_states",
+        "torchscript",
+        "use_bfloat16",
+        "tf_legacy_loss",
+        "pruned_heads",
+        "prefix",
+        "finetuning_task",
+        "is_decoder",
+        "add_cross_attention",
+        "cross_attention_hidden_size",
         "tie_encoder_decoder",
         "is_encoder_decoder",
         "task_specific_params",

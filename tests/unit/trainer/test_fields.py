@@ -28,6 +28,12 @@ def test_field_that_nobody_asked_for_is_refused(tmp_path: Path) -> None:
     f.check_all_read()
 
 
+def test_special_tokens_and_ways_to_sample_have_no_effect(tmp_path: Path) -> None:
+    f = fields(tmp_path, unk_token_id=0, temperature=0.7, do_sample=True, use_bfloat16=False, pruned_heads={})
+    f.ignore(*LLAMA)
+    f.check_all_read()
+
+
 def test_quantised_weights_are_refused_like_any_unknown_field(tmp_path: Path) -> None:
     f = fields(tmp_path, quantization_config={"quant_method": "fp8"})
     f.ignore(*LLAMA)
