@@ -35,6 +35,8 @@ def serve(argv: list[str], *, seeded: bool) -> None:
     load_plugins()
     for name in SHARED_MODULES:
         importlib.import_module(name)
+    attention = importlib.import_module("slime_rl.engine.cpu.attention")
+    attention.install()
     if seeded:
         from slime_rl.engine.cpu import seeded_sampling
 
