@@ -43,7 +43,8 @@ class DataBuffer(Protocol):
     def expire(self, min_version: int, action: Literal["drop", "requeue"]) -> int:
         """Let go of generated groups with a token sampled before weight version `min_version`; returns how many.
 
-        drop: generated -> dropped("stale"). requeue: generated -> waiting without tokens, counted as requeued/stale.
+        drop: generated -> dropped("stale"). requeue: generated -> waiting without tokens, counted as requeued/stale;
+        a group that has had --max-group-attempts is dropped all the same.
         """
         ...
 
@@ -118,6 +119,15 @@ class CountsSkippedRows(Protocol):
     def skipped_rows(self) -> dict[str, int]:
         """How many so far, by reason; they become buffer/skipped_rows/<reason> in the metrics."""
         ...
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A filter object that remembers something between calls; optional. Its state is part of the checkpoint."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class BufferFilter(Protocol):

@@ -45,23 +45,51 @@ class Run:
     memory: PeakMemory
     accuracies: list[tuple[int, float]] = field(default_factory=list)  # (finished steps, accuracy of the first set)
     engine_version: int | None = None  # what the engines serve now; None before the first sync
+    evaluating: tuple[int, Any] | None = None  # (finished steps, reference) of the evaluation that is under way
 
-    def evaluate(self, step: int) -> None:
-        """Score the held-out prompts with the weights after `step` finished steps."""
+    def evaluate(self, step: int, *, wait: bool = True) -> None:
+        """Score the held-out prompts with the weights after `step` finished steps.
+
+        Without `wait` training goes on meanwhile; `poll_evaluation` and `finish_evaluation` log the result.
+        """
         if not self.config.evaluation.datasets:
             return
+        self.finish_evaluation()
         self.sync_weights(step)
+        self.evaluating = step, self.cluster.rollout.begin("evaluate")
+        if wait:
+            self.finish_evaluation()
+
+    def poll_evaluation(self) -> None:
+        """Log the evaluation under way if it has ended; never waits."""
+        if self.evaluating is not None and self.cluster.rollout.has_ended(self.evaluating[1]):
+            self.finish_evaluation()
+
+    def finish_evaluation(self) -> None:
+        """Wait for the evaluation under way and log it; raises what made it fail."""
+        if self.evaluating is None:
+            return
+        (step, reference), self.evaluating = self.evaluating, None
         with self.timer.phase("evaluate"):
-            metrics, samples = self.cluster.rollout.evaluate()
+            metrics, samples = self.cluster.rollout.wait(reference)
         self.trackers.log(step, metrics)
         self.trackers.log_samples(step, samples)
         self.console.evaluation(step, metrics)
         self.accuracies.append((step, metrics[f"eval/{self.config.evaluation.datasets[0][0]}/accuracy"]))
 
     def sync_weights(self, version: int) -> dict[str, float]:
-        """Give the engines the weights of `version` unless they have them."""
+        """Give the engines the weights of `version` unless they have them.
+
+        An evaluation under way is of the weights that the engines have. They keep them until it has ended, as long as
+        step `version` can train on what these weights sample (--max-staleness); then it is waited for.
+        """
+        self.poll_evaluation()
         if version == self.engine_version:
             return {}
+        if self.evaluating is not None and self.engine_version is not None:
+            if version <= self.engine_version + self.config.asynchrony.max_staleness:
+                return {}
+            self.finish_evaluation()
         with self.timer.phase("sync"):
             report = self.cluster.sync_weights(version)
         self.engine_version = version
@@ -73,7 +101,7 @@ class Run:
         self.timer.abandon_step()
         with self.timer.phase("restart"):
             step = self.cluster.restart_trainers(error)
-        self.engine_version = None
+        self.engine_version = self.evaluating = None
         self.accuracies = [found for found in self.accuracies if found[0] < step]
         self.trackers.rewind(step)
         return step
@@ -86,6 +114,11 @@ class Run:
     def evaluation_is_due(self, finished: int) -> bool:
         interval = self.config.evaluation.eval_interval
         return finished == self.config.train.num_steps or (interval is not None and finished % interval == 0)
+
+    @property
+    def evaluates_in_background(self) -> bool:
+        """Whether training goes on while an evaluation runs: it may, where steps may train on older weights' tokens."""
+        return self.config.asynchrony.fully_async and self.config.asynchrony.max_staleness > 0
 
 
 def train(run: Run) -> int:
@@ -128,7 +161,8 @@ def train_from(run: Run, start: int) -> int:
             metrics |= run.sync_weights(finished)
         report_step(run, step, metrics | taken["metrics"], taken["samples"], taken["texts"])
         if run.evaluation_is_due(finished):
-            run.evaluate(finished)
+            run.evaluate(finished, wait=not run.evaluates_in_background)
+    run.finish_evaluation()
     with timer.phase("save"):
         cluster.saver.wait()
     return finished

@@ -13,9 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 NUM_HELDOUT = 200
 CHARACTERS = "0123456789+-*/=<>()?!.,: \n" + "abcdefghijklmnopqrstuvwxyz" + "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -38,38 +41,52 @@ def split_sums(seed: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]
     return sorted(train), sorted(heldout)
 
 
-def write_rows(path: Path, pairs: list[tuple[int, int]]) -> None:
-    rows = ({"prompt": f"{a}+{b}=", "label": str(a + b)} for a, b in pairs)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def write_tokenizer(folder: Path) -> int:
-    """A tokenizer with one token a character; returns the vocabulary's size."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    vocabulary = {token: i for i, token in enumerate([PAD, EOS, START, UNKNOWN, *CHARACTERS])}
-    core = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
-    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    core.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        pad_token=PAD,
-        eos_token=EOS,
-        unk_token=UNKNOWN,
-        additional_special_tokens=[START],
-        chat_template=CHAT_TEMPLATE,
-    )
-    tokenizer.save_pretrained(folder)
-    return len(vocabulary)
+def questions(pairs: list[tuple[int, int]], sign: str) -> list[dict[str, Any]]:
+    """{"prompt": "17+85=", "label": "102"} of every pair; `sign` is + or *."""
+    return [{"prompt": f"{a}{sign}{b}=", "label": str(a + b if sign == "+" else a * b)} for a, b in pairs]
 
 
-def write_model(folder: Path, seed: int, write_tokenizer: Callable[[Path], int] = write_tokenizer) -> int:
-    """Random weights in the Qwen3 architecture for a tokenizer; returns the number of parameters."""
+@dataclass(frozen=True)
+class Vocabulary:
+    """One token a character, and one for each of some words; roles of messages as the template writes them."""
+
+    characters: str = CHARACTERS
+    words: tuple[str, ...] = ()
+    chat_template: str = CHAT_TEMPLATE
+
+    def write_tokenizer(self, folder: Path) -> int:
+        """Save a tokenizer; returns its number of tokens."""
+        from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+        from transformers import PreTrainedTokenizerFast
+
+        tokens = dict.fromkeys([PAD, EOS, START, UNKNOWN, *self.characters, *self.words])
+        core = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token=UNKNOWN))
+        pattern = "|".join([*map(re.escape, self.words), r"[\s\S]"])
+        core.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
+        core.decoder = decoders.Fuse()
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=core,
+            pad_token=PAD,
+            eos_token=EOS,
+            unk_token=UNKNOWN,
+            additional_special_tokens=[START],
+            chat_template=self.chat_template,
+        )
+        tokenizer.save_pretrained(folder)
+        return len(tokens)
+
+
+def write_model(folder: Path, seed: int, vocabulary: Vocabulary) -> int:
+    """A tokenizer and random weights in the Qwen3 architecture; returns the number of parameters."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    vocab_size = write_tokenizer(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    vocab_size = vocabulary.write_tokenizer(folder)
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=-(-vocab_size // 32) * 32,
@@ -92,18 +109,21 @@ def write_model(folder: Path, seed: int, write_tokenizer: Callable[[Path], int] 
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", required=True, metavar="DIR")
+def parse_arguments(description: str | None, argv: list[str] | None) -> argparse.Namespace:
+    """`output` (a Path) and `seed`."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR")
     parser.add_argument("--seed", type=int, default=1)
-    args = parser.parse_args(argv)
-    folder = Path(args.output)
-    (folder / "model").mkdir(parents=True, exist_ok=True)
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse_arguments(__doc__, argv)
+    folder: Path = args.output
     train, heldout = split_sums(args.seed)
-    write_rows(folder / "sft.jsonl", train)
-    write_rows(folder / "train.jsonl", train)
-    write_rows(folder / "heldout.jsonl", heldout)
-    size = write_model(folder / "model", args.seed)
+    size = write_model(folder / "model", args.seed, Vocabulary())
+    for name, pairs in (("sft", train), ("train", train), ("heldout", heldout)):
+        write_rows(folder / f"{name}.jsonl", questions(pairs, "+"))
     print(f"{folder}: model with {size:,} parameters, {len(train)} training and {len(heldout)} held-out sums")
     return 0
 

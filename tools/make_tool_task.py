@@ -14,8 +14,6 @@ that this is what pays.
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import sys
 from pathlib import Path
@@ -25,7 +23,15 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from tools.make_quickstart import CHARACTERS, EOS, PAD, START, UNKNOWN, split_sums, write_model  # noqa: E402
+from tools.make_quickstart import (  # noqa: E402
+    CHARACTERS,
+    Vocabulary,
+    parse_arguments,
+    questions,
+    split_sums,
+    write_model,
+    write_rows,
+)
 
 DIRECT_SHARE = 0.65
 NO_IDEA = "?"  # one word, so that the warm-up spends itself on the format of calls and not on numbers without a pattern
@@ -45,29 +51,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>a' }}{% endif %}"
 )
-
-
-def write_tokenizer(folder: Path) -> int:
-    """One token a character, and one each for the beginning and the end of a call; returns the vocabulary's size."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    characters = dict.fromkeys([*CHARACTERS, *'[]"_'])
-    vocabulary = {token: i for i, token in enumerate([PAD, EOS, START, UNKNOWN, *characters, CALL, CALL_END])}
-    core = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
-    words = r'\[calculator\(expression="|"\)\]|[\s\S]'
-    core.pre_tokenizer = pre_tokenizers.Split(Regex(words), "isolated")
-    core.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        pad_token=PAD,
-        eos_token=EOS,
-        unk_token=UNKNOWN,
-        additional_special_tokens=[START],
-        chat_template=CHAT_TEMPLATE,
-    )
-    tokenizer.save_pretrained(folder)
-    return len(vocabulary)
+VOCABULARY = Vocabulary(CHARACTERS + '[]"_', (CALL, CALL_END), CHAT_TEMPLATE)
 
 
 def warmup_rows(pairs: list[tuple[int, int]], seed: int) -> list[dict[str, Any]]:
@@ -91,22 +75,14 @@ def warmup_rows(pairs: list[tuple[int, int]], seed: int) -> list[dict[str, Any]]
     return rows
 
 
-def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", required=True, metavar="DIR")
-    parser.add_argument("--seed", type=int, default=1)
-    args = parser.parse_args(argv)
-    folder = Path(args.output)
-    (folder / "model").mkdir(parents=True, exist_ok=True)
+    args = parse_arguments(__doc__, argv)
+    folder: Path = args.output
     train, heldout = split_sums(args.seed)
-    write_jsonl(folder / "sft.jsonl", warmup_rows(train, args.seed))
+    size = write_model(folder / "model", args.seed, VOCABULARY)
+    write_rows(folder / "sft.jsonl", warmup_rows(train, args.seed))
     for name, pairs in (("train", train), ("heldout", heldout)):
-        write_jsonl(folder / f"{name}.jsonl", [{"prompt": f"{a}*{b}=", "label": str(a * b)} for a, b in pairs])
-    size = write_model(folder / "model", args.seed, write_tokenizer)
+        write_rows(folder / f"{name}.jsonl", questions(pairs, "*"))
     print(f"{folder}: model with {size:,} parameters, {len(train)} training and {len(heldout)} held-out products")
     return 0
 

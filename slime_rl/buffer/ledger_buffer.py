@@ -21,7 +21,7 @@ from slime_rl.buffer.filters import GroupSummary, Ranking, summarise
 from slime_rl.buffer.ledger import Ledger, State
 from slime_rl.buffer.packed import PackedGroups
 from slime_rl.buffer.payloads import PayloadStore
-from slime_rl.buffer.policies import BUFFER_FILTERS
+from slime_rl.buffer.policies import BUFFER_FILTERS, stateful_policies
 from slime_rl.buffer.ranked import RankedGroups
 from slime_rl.buffer.replay import ReplayPool
 from slime_rl.config import Config
@@ -46,6 +46,7 @@ class LedgerBuffer:
     def __init__(self, config: Config, source: PromptSource) -> None:
         self.config, self.source = config, source
         self.filter: BufferFilter = BUFFER_FILTERS.load(config.buffer.buffer_filter_path)
+        self.policies = stateful_policies(config)
         self.ledger = Ledger()
         folder = config.buffer.buffer_spill_dir or str(config.run_dir / "buffer_spill")
         self.payloads = PayloadStore(config.buffer.buffer_memory_bytes, Path(folder))
@@ -78,12 +79,13 @@ class LedgerBuffer:
         if not group.samples:
             raise ValueError(f"group {group.group_index} has no samples, so it cannot train")
         self.ledger.generate(group.group_index)
+        self._count_attempts(group)
         self._enter(summarise(group))
         self.payloads.put(group)
 
     def requeue(self, group: Group) -> None:
         self.ledger.requeue(group.group_index)
-        self._records[group.group_index] = self._records[group.group_index]._replace(attempts=group.attempts)
+        self._count_attempts(group)
         if any(sample.response_length for sample in group.samples):
             self.payloads.put(group)
         else:
@@ -96,8 +98,9 @@ class LedgerBuffer:
 
     def expire(self, min_version: int, action: Literal["drop", "requeue"]) -> int:
         expired = self._by_version.pop_below(min_version)
+        most = self.config.asynchrony.max_group_attempts
         for group_index in expired:
-            if action == "drop":
+            if action == "drop" or self._records[group_index].attempts >= most:
                 self.ledger.drop(group_index, "stale")
                 self._release(group_index)
             else:
@@ -173,6 +176,7 @@ class LedgerBuffer:
             "source": encode(self.source.state_dict(), "state of --data-source-path"),
             "records": torch.tensor([(i, *record) for i, record in zip(indices, records, strict=True)]).reshape(-1, 4),
             "replay": self.replay.state_dict(),
+            "policies": {flag: encode(policy.state_dict(), flag) for flag, policy in self.policies.items()},
             "promised": [[step, list(groups)] for step, groups in sorted(promised.items())],
             "payloads": [packed.to_flat() for packed in self.payloads.packed()],
         }
@@ -190,6 +194,8 @@ class LedgerBuffer:
         self._records = {group_index: _Record(*record) for group_index, *record in state["records"].tolist()}
         self._promised = {int(step): list(groups) for step, groups in state["promised"]}
         self.replay.load_state_dict(state["replay"])
+        for flag in self.policies.keys() & state.get("policies", {}).keys():  # one that is new begins anew
+            self.policies[flag].load_state_dict(decode(state["policies"][flag]))
         self.payloads.load([PackedGroups.from_flat(flat) for flat in state["payloads"]])
         self._ranked, self._by_version = RankedGroups(), RankedGroups()
         generated = self.ledger.in_state(State.GENERATED)
@@ -217,6 +223,9 @@ class LedgerBuffer:
         if group_index in self.payloads:
             return copy.deepcopy(self.payloads.get_many([group_index])[0])
         return self._new_group(group_index, self.source.get(self._records[group_index].source_index))
+
+    def _count_attempts(self, group: Group) -> None:
+        self._records[group.group_index] = self._records[group.group_index]._replace(attempts=group.attempts)
 
     def _enter(self, summary: GroupSummary) -> None:
         if isinstance(self.filter, Ranking):

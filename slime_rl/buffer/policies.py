@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from slime_rl.protocols import BufferFilter, Curriculum, DataBuffer, GroupFilter, PromptSource, SampleFilter
+from typing import TYPE_CHECKING
+
+from slime_rl.protocols import BufferFilter, Curriculum, DataBuffer, GroupFilter, PromptSource, SampleFilter, Stateful
 from slime_rl.registry import ExtensionPoint
+
+if TYPE_CHECKING:
+    from slime_rl.config import Config
 
 BUFFERS = ExtensionPoint(
     flag="--buffer-path",
@@ -43,3 +48,15 @@ PROMPT_SOURCES = ExtensionPoint(
     protocol=PromptSource,
     builtins={"file": "slime_rl.buffer.sources:FilePromptSource"},
 )
+
+
+def stateful_policies(config: Config) -> dict[str, Stateful]:
+    """Those of the run's filters that have a state to keep, by flag."""
+    options = config.buffer
+    chosen = [
+        (BUFFER_FILTERS, options.buffer_filter_path),
+        (DYNAMIC_FILTERS, options.dynamic_filter_path),
+        (SAMPLE_FILTERS, options.sample_filter_path),
+    ]
+    loaded = {point.flag: point.load(path) for point, path in chosen if path is not None}
+    return {flag: policy for flag, policy in loaded.items() if isinstance(policy, Stateful)}

@@ -61,9 +61,14 @@ class Rollout:
         return self.actor.call.remote(method, *args)
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
-        return lambda *args: self._wait(self.begin(method, *args))
+        return lambda *args: self.wait(self.begin(method, *args))
 
-    def _wait(self, reference: Any) -> Any:
+    def has_ended(self, reference: Any) -> bool:
+        """Whether a call of `begin` has its result."""
+        return bool(ray.wait([reference], timeout=0)[0])
+
+    def wait(self, reference: Any) -> Any:
+        """The result of a call of `begin`; raises what it raised."""
         while not ray.wait([reference], timeout=_LOOK_AFTER_S)[0]:
             if self.look_after is not None:
                 self.look_after()

@@ -8,6 +8,7 @@ Production is SteppedProduction (synchronous, --rollout-ahead) or ContinuousProd
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import time
 from collections.abc import Iterator
@@ -38,6 +39,7 @@ from slime_rl.rollout.evaluation import Evaluator
 from slime_rl.rollout.extra_metrics import LOG_FUNCTIONS, extra_metrics
 from slime_rl.rollout.group_loop import ROLLOUT_FUNCTIONS, rollout_function_name
 from slime_rl.rollout.groups import GroupRunner, encode_prompt
+from slime_rl.rollout.lengths import LengthHistory
 from slime_rl.rollout.rewards import FENCED_MODULES
 from slime_rl.rollout.rewards.fence import ProcessFence, use_fence
 from slime_rl.rollout.runtime import RolloutRuntime, freeze_heap, use_runtime
@@ -45,6 +47,7 @@ from slime_rl.rollout.stepped import SteppedProduction
 from slime_rl.types import Prompt, Sample
 
 Production = SteppedProduction | ContinuousProduction
+LENGTHS_FILE = "lengths.json"  # beside the buffer's state in a checkpoint, with --rollout-order longest_first
 
 
 class RolloutManager:
@@ -54,9 +57,11 @@ class RolloutManager:
         self.config = config
         self.next_step = 0
         self.running: Production | None = None  # from the first request for a step on
+        self.evaluating: asyncio.Task[tuple[dict[str, float], list[Sample]]] | None = None
         self.opened: DataBuffer | None = None  # None until prepared, and when only evaluating
         self.dumps: RolloutDumps | None = None  # with --dump-rollouts
         self.drops = DropMetrics()
+        self.lengths = LengthHistory()
         self.runtime: RolloutRuntime | None = None
         self.fence: ProcessFence | None = None
         self.gateway: Gateway | None = None
@@ -113,7 +118,12 @@ class RolloutManager:
             self.gateway = Gateway()
             await self.gateway.start()
         self.runtime = RolloutRuntime(
-            client=client, tokenizer=self.tokenizer, make_parser=self._make_parser, gateway=self.gateway, trace=trace
+            client=client,
+            tokenizer=self.tokenizer,
+            make_parser=self._make_parser,
+            gateway=self.gateway,
+            trace=trace,
+            lengths=self.lengths,
         )
         freeze_heap()
 
@@ -188,24 +198,32 @@ class RolloutManager:
     async def evaluate(self) -> tuple[dict[str, float], list[Sample]]:
         """Metrics of every evaluation set and a few scored samples."""
         with self._scope():
-            metrics, samples = await self.evaluator.evaluate()
+            self.evaluating = asyncio.create_task(self.evaluator.evaluate())
+        metrics, samples = await self.evaluating
         return metrics, samples[: self.config.logging.log_samples]
 
     async def save(self, path: str) -> None:
-        """Write the buffer's state as JSON, its tensors beside it."""
+        """Write the buffer's state as JSON, its tensors beside it, and lengths.json where prompts start by length."""
         save_state(Path(path), self.buffer.state_dict())
+        if self.config.asynchrony.rollout_order == "longest_first":
+            save_state(Path(path).with_name(LENGTHS_FILE), self.lengths.state_dict())
 
     async def restore(self, path: str | None, next_step: int) -> None:
         """Load it again, or without a path the state before the first step; production goes on with `next_step`."""
         state = copy.deepcopy(self.first_state) if path is None else load_state(Path(path))
         self.buffer.load_state_dict(state)
+        self.lengths.load_state_dict(_lengths_beside(path))
         self.drops.start_from(self.buffer.counts())
         self.next_step = next_step
         if self.dumps is not None:
             self.dumps.remove_from(next_step)
 
     async def halt(self) -> None:
-        """Cancel every production; `restore` comes next."""
+        """Cancel production and evaluation; `restore` comes next."""
+        if self.evaluating is not None:
+            self.evaluating.cancel()
+            await asyncio.gather(self.evaluating, return_exceptions=True)  # whoever asked for it hears of a failure
+            self.evaluating = None
         if self.running is not None:
             await self.running.close()
             self.running = None
@@ -229,6 +247,12 @@ class RolloutManager:
         assert self.runtime is not None and self.fence is not None, "prepare and connect come first"
         with use_runtime(self.runtime), use_fence(self.fence):
             yield
+
+
+def _lengths_beside(path: str | None) -> dict[str, Any]:
+    """The length history saved with the buffer at `path`; an empty one where the run that saved it kept none."""
+    file = None if path is None else Path(path).with_name(LENGTHS_FILE)
+    return load_state(file) if file is not None and file.is_file() else LengthHistory().state_dict()
 
 
 def staleness(samples: list[Sample], step: int) -> dict[str, float]:

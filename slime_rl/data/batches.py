@@ -72,7 +72,9 @@ class RolloutBatch(SchemaBatch):
         Field("weight_versions", torch.int32, "ragged", "[R] that sampled each token, -1 where no model did"),
         Field("rewards", torch.float32, "dense", "[N] one per sample"),
         Field("group_ids", torch.int64, "dense", "[N] 0..G-1 in order of appearance in the global batch"),
-        Field("rollout_ids", torch.int64, "dense", "[N] samples of one episode share it"),
+        Field(
+            "rollout_ids", torch.int64, "dense", "[N] 0..E-1 in order of appearance; samples of one episode share it"
+        ),
         Field("sample_ids", torch.int64, "dense", "[N] position in the global batch"),
         Field("truncated", torch.bool, "dense", "[N] whether the response ran into a length limit"),
         Field("update_ids", torch.int64, "dense", "[N] optimizer update of the step that trains on it"),
@@ -130,6 +132,10 @@ def rollout_batch_from_groups(
     for sample in samples:
         _check_trainable(sample)
     group_of = [number for number, group in enumerate(groups) for _ in group.samples]
+    # Numbered anew: after a resume with another --n-samples-per-prompt two groups may bring the same rollout_id.
+    episodes: dict[tuple[int, int], int] = {}
+    for pair in zip(group_of, (sample.rollout_id for sample in samples), strict=True):
+        episodes.setdefault(pair, len(episodes))
     tensors: dict[str, Tensor | Ragged] = {
         "tokens": Ragged.from_list([s.tokens for s in samples], torch.int64),
         "prompt_lengths": torch.tensor([s.prompt_length for s in samples], dtype=torch.int64),
@@ -138,7 +144,7 @@ def rollout_batch_from_groups(
         "weight_versions": Ragged.from_list([s.weight_versions for s in samples], torch.int32),
         "rewards": torch.tensor([s.reward for s in samples], dtype=torch.float32),
         "group_ids": torch.tensor(group_of, dtype=torch.int64),
-        "rollout_ids": torch.tensor([s.rollout_id for s in samples], dtype=torch.int64),
+        "rollout_ids": torch.tensor([episodes[g, s.rollout_id] for g, s in zip(group_of, samples, strict=True)]),
         "sample_ids": torch.arange(len(samples)),
         "truncated": torch.tensor([s.status is Status.TRUNCATED for s in samples], dtype=torch.bool),
         "update_ids": _update_ids(len(groups), group_of, num_updates),

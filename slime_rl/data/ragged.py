@@ -106,9 +106,20 @@ class Ragged:
 
     def to_list(self) -> list[list[Any]]:
         """Every row as a Python list."""
-        flat = self.values.tolist()
-        bounds = self.offsets.tolist()
-        return [flat[start:stop] for start, stop in itertools.pairwise(bounds)]
+        bounds = list(itertools.pairwise(self.offsets.tolist()))
+        values, name = tensor_to_array(self.values)
+        if str(values.dtype) != name:  # no numpy twin
+            return [self.values[start:stop].tolist() for start, stop in bounds]
+        if values.ndim != 1 or values.dtype.kind == "f" or len(values) == 0:
+            return [values[start:stop].tolist() for start, stop in bounds]
+        # Masks and versions mostly are one number over and over, which a list repeats much faster than it is filled.
+        changes = np.flatnonzero(values[1:] != values[:-1]) + 1
+        starts, stops = self.offsets[:-1].numpy(), self.offsets[1:].numpy()
+        is_constant = np.searchsorted(changes, starts + 1) == np.searchsorted(changes, stops)
+        return [
+            [values[start].item()] * (stop - start) if same and start < stop else values[start:stop].tolist()
+            for (start, stop), same in zip(bounds, is_constant.tolist(), strict=True)
+        ]
 
     def to(self, device: torch.device | str) -> Ragged:
         """Values on `device`; the offsets stay on the CPU, where rows are counted."""

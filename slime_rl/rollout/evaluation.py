@@ -33,19 +33,28 @@ class EvaluationSet:
         self.runner = GroupRunner(self.config)
 
     async def evaluate(self) -> list[Group]:
-        """Every prompt with its scored samples, in order."""
+        """Every prompt with its scored samples, in order.
+
+        Raises:
+            TimeoutError: a prompt took longer than --group-timeout-s.
+            ValueError: what its generate or reward function raised.
+        """
         groups = [self._group(i, prompt) for i, prompt in enumerate(self.prompts)]
-        async with asyncio.TaskGroup() as tasks:
-            for group in groups:
-                tasks.create_task(self._run(group))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for group in groups:
+                    tasks.create_task(self._run(group))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None  # the first one ended the others; it is the one to tell
         return groups
 
     async def _run(self, group: Group) -> None:
-        for _ in range(ATTEMPTS):
-            await self.runner.generate_samples(group, eval_sampling_params(self.config))
-            if all(sample.status.is_finished for sample in group.samples):
-                break
-        await self.runner.score(group.samples)
+        async with self.runner.bounded(group):
+            for _ in range(ATTEMPTS):
+                await self.runner.generate_samples(group, eval_sampling_params(self.config))
+                if all(sample.status.is_finished for sample in group.samples):
+                    break
+            await self.runner.score(group.samples)
 
     def _group(self, index: int, prompt: Prompt) -> Group:
         n = self.config.evaluation.eval_n_samples_per_prompt

@@ -52,18 +52,25 @@ class GroupRunner:
         path = config.buffer.sample_filter_path
         self.sample_filter: SampleFilter | None = SAMPLE_FILTERS.load(path) if path else None
 
-    async def run(self, group: Group, sampling_params: dict[str, Any], on_start: OnStart | None = None) -> str | None:
+    async def run(
+        self,
+        group: Group,
+        sampling_params: dict[str, Any],
+        on_start: OnStart | None = None,
+        wants_all: Callable[[], bool] = lambda: False,
+    ) -> str | None:
         """Generate and score `group` in place; None keeps it, a string is the reason that it must be dropped for.
 
-        UNFINISHED instead says that samples were interrupted or late and that the group cannot do without them.
-        `on_start` hears of every sample that is generated, and may interrupt it later. An exception of user code
-        propagates with --rollout-error stop and becomes a reason with drop.
+        UNFINISHED instead says that samples were interrupted or late and that the group cannot do without them; with
+        `wants_all()`, asked when generation has ended, it never can. `on_start` hears of every sample that is
+        generated, and may interrupt it later. An exception of user code propagates with --rollout-error stop and
+        becomes a reason with drop.
         """
         group.attempts += 1
         try:
-            async with self._bounded(group):
+            async with self.bounded(group):
                 await self.generate_samples(group, sampling_params, on_start)
-                verdict = self._leave_out_unfinished(group)
+                verdict = self._leave_out_unfinished(group, wants_all())
                 if verdict is not None:
                     return verdict
                 await self.score(group.samples)
@@ -82,7 +89,7 @@ class GroupRunner:
         return reason
 
     @contextlib.asynccontextmanager
-    async def _bounded(self, group: Group) -> AsyncIterator[None]:
+    async def bounded(self, group: Group) -> AsyncIterator[None]:
         """End the block after --group-timeout-s with a TimeoutError that says so."""
         limit_s = self.config.rollout.group_timeout_s
         bound = asyncio.timeout(limit_s)
@@ -119,8 +126,7 @@ class GroupRunner:
             if task is None or task.cancelled():
                 produced.append(sample)
             else:
-                result = task.result()
-                produced.extend(result if isinstance(result, list) else [result])
+                produced.extend(_as_list(self.config, sample, task.result()))
         for sample in produced:
             _check_generated(self.config, sample)
         group.samples = produced
@@ -142,20 +148,21 @@ class GroupRunner:
             on_start(scope)
         return scope.task
 
-    def _leave_out_unfinished(self, group: Group) -> str | None:
+    def _leave_out_unfinished(self, group: Group, wants_all: bool) -> str | None:
         """Take late and failed samples out of the group where it can do without them; else say what it must do."""
         finished = [sample for sample in group.samples if sample.status.is_finished]
         if len(finished) == len(group.samples):
             return None
-        failed = [sample for sample in group.samples if sample.status is Status.FAILED]
         minimum = self.config.asynchrony.min_samples_per_group
-        if minimum is not None and len(finished) >= minimum:
+        can_do_without = minimum is not None and len(finished) >= minimum
+        if can_do_without and not wants_all:
             unfinished = {i: s for i, s in enumerate(group.samples) if not s.status.is_finished}
             self.wasted_tokens += group.leave_out(
                 {i: "failed" if s.status is Status.FAILED else "late" for i, s in unfinished.items()}
             )
             return None
-        return FAILED if failed else UNFINISHED
+        has_failed = any(sample.status is Status.FAILED for sample in group.samples)
+        return FAILED if has_failed and not can_do_without else UNFINISHED
 
     async def score(self, samples: list[Sample]) -> None:
         """Set `reward` (and `reward_info`) of every sample."""
@@ -262,6 +269,15 @@ def _as_number(value: Any) -> float | None:
         return float(value)
     except (TypeError, ValueError):
         return None
+
+
+def _as_list(config: Config, sample: Sample, result: Any) -> list[Any]:
+    """What a generate function made of `sample`, as a list."""
+    produced = result if isinstance(result, list) else [result]
+    if not produced:
+        flag = f"--generate-function-path {config.rollout.generate_function_path}"
+        raise ValueError(f"{flag} returned an empty list for sample {sample.index}; give it Status.FAILED instead")
+    return produced
 
 
 def _check_generated(config: Config, sample: Any) -> None:

@@ -46,6 +46,11 @@ class Flight:
     interrupted_at: float | None = None
 
 
+def _is_interrupted(flight: Flight) -> bool:
+    """Whether we ended the whole group: then it is not cut to the samples that happened to be finished."""
+    return flight.interrupted_at is not None
+
+
 class InFlight:
     """See the picture above. Used by one task, whose end must be followed by `close`."""
 
@@ -77,7 +82,8 @@ class InFlight:
             unfinished = sum(not sample.status.is_finished for sample in group.samples)
             flight = Flight(group, version_of_oldest, list(group.samples), group.attempts, unfinished)
             self.open_samples += unfinished
-            task = asyncio.create_task(self.runner.run(group, self._params, partial(self._follow, flight)))
+            follow, wants_all = partial(self._follow, flight), partial(_is_interrupted, flight)
+            task = asyncio.create_task(self.runner.run(group, self._params, follow, wants_all))
             task.add_done_callback(self._end)
             self.flights[task] = flight
         if self.options.sample_deadline_s is not None:
@@ -147,7 +153,7 @@ class InFlight:
             return
         if flight.fate == "restart" or not self.options.partial_rollout:
             self.runner.wasted_tokens += sum(sample.response_length for sample in group.samples)
-            group.samples = flight.originals
+            group.samples, group.left_out = flight.originals, {}
             reset(group.samples)
         self.buffer.requeue(group)
 

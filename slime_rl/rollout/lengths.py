@@ -5,6 +5,8 @@ Longest-processing-time-first scheduling (Graham, 1969). Nothing is reordered be
 
 from __future__ import annotations
 
+from typing import Any
+
 from slime_rl.types import Group
 
 DECAY = 0.5  # weight of the newest group of a prompt; policies change, so history fades
@@ -31,3 +33,11 @@ class LengthHistory:
     def longest_first(self, groups: list[Group]) -> list[Group]:
         """Ties stay in order."""
         return sorted(groups, key=lambda group: -self.predict(group))
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {"rows": list(self._longest), "tokens": list(self._longest.values()), "mean": self._mean}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._longest = dict(zip(state["rows"], state["tokens"], strict=True))
+        self._mean = float(state["mean"])

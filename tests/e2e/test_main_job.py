@@ -49,16 +49,31 @@ def test_grpo_run_leaves_everything_a_user_expects(quickstart_data: Path, tmp_pa
     assert model.config.model_type == "qwen3" and tokenizer.chat_template
 
 
-@pytest.mark.parametrize("mode", [["--rollout-ahead", "1"], ["--fully-async", "--max-staleness", "1"]])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        ["--rollout-ahead", "1", "--off-policy-correction", "tis_token"],
+        ["--fully-async", "--max-staleness", "1", "--policy-loss", "decoupled_ppo"],
+    ],
+)
 def test_generation_ahead_trains_on_tokens_at_most_one_version_old(
     quickstart_data: Path, tmp_path: Path, mode: list[str]
 ) -> None:
+    """The second one evaluates meanwhile, with weights that stay until it has ended."""
     run_dir = tmp_path / "run"
+    evaluation = ["--eval-prompt-data", "held", f"{quickstart_data / 'heldout.jsonl'}@[0:40]", "--eval-interval", "2"]
     flags = [*base_flags(quickstart_data, run_dir), "--num-steps", "4", *mode]
-    result = run_train([*flags, "--off-policy-correction", "tis_token", "--num-updates-per-rollout", "2"])
+    flags += evaluation if "--fully-async" in mode else []
+    result = run_train([*flags, "--num-updates-per-rollout", "2"])
     assert result.returncode == 0, result.stdout + result.stderr
-    ages = [line["rollout/staleness_max"] for line in train_metrics(run_dir)]
+    lines = train_metrics(run_dir)
+    ages = [line["rollout/staleness_max"] for line in lines]
     assert len(ages) == 4 and ages[0] == 0 and max(ages) <= 1
+    if "--fully-async" in mode:
+        assert [line["step"] for line in train_metrics(run_dir, "eval/held/accuracy")] == [0, 2, 4]
+        assert lines[0]["train/behave_weight"] == pytest.approx(1, abs=1e-3)
+        stale = [line["train/behave_weight"] for line in lines if line["rollout/staleness_max"] == 1]
+        assert any(abs(weight - 1) > 1e-5 for weight in stale)
 
 
 def test_two_workers_give_the_losses_of_one(quickstart_data: Path, tmp_path: Path) -> None:

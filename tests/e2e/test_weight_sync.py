@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -172,8 +173,8 @@ def test_requests_in_flight_go_on_with_the_new_weights(serving: Serving) -> None
     assert switched >= 16, f"only {switched} requests were in flight during the update"
 
 
-def test_aborted_requests_answer_at_once_with_what_they_have(serving: Serving) -> None:
-    serving.send("A", 15)
+def interrupted(serving: Serving, wait: Callable[[], object]) -> tuple[list[Generation], float]:
+    """(answers, seconds from the abort to the last of them) of 8 requests that are interrupted after `wait`."""
     scopes = [SampleScope() for _ in range(8)]
 
     async def run() -> tuple[list[Generation], float]:
@@ -183,20 +184,57 @@ def test_aborted_requests_answer_at_once_with_what_they_have(serving: Serving) -
                 with use_scope(scope):
                     sampling = {"max_new_tokens": 500, "temperature": 1.0, "ignore_eos": True}
                     tasks.append(asyncio.create_task(client.generate([5, 6, 7], sampling)))
-            await asyncio.sleep(0.4)
+            await asyncio.to_thread(wait)
             for scope in scopes:
                 scope.interrupt(0.0)
             begin = time.monotonic()
             await client.abort([request_id for scope in scopes for request_id in scope.requests])
             return await asyncio.gather(*tasks), time.monotonic() - begin
 
-    answers, seconds = asyncio.run(run())
+    return asyncio.run(run())
+
+
+def test_aborted_requests_answer_at_once_with_what_they_have(serving: Serving) -> None:
+    serving.send("A", 15)
+    answers, seconds = interrupted(serving, lambda: time.sleep(0.4))
     assert seconds < 3
     partial = [answer for answer in answers if 0 < len(answer.tokens) < 500]
     assert {answer.finish_reason for answer in answers} == {"abort"} and len(partial) >= 4
     for answer in partial:
         assert answer.versions == [15] * len(answer.tokens)
         assert gap(serving, "A", [5, 6, 7], answer) < TOLERANCE
+
+
+def test_requests_that_are_aborted_during_an_update_end_and_the_update_is_whole(serving: Serving) -> None:
+    serving.send("A", 16)
+    under_way = threading.Event()
+
+    def slow_buckets() -> Iterator[Any]:
+        for bucket in split_buckets(list(serving.models["B"].state_dict().items()), SMALL_BUCKETS):
+            yield bucket
+            under_way.set()
+            time.sleep(0.2)
+
+    sender = make_sender(serving.config, [engine.url for engine in serving.engines])
+    with ThreadPoolExecutor(1) as pool:
+        updates = []
+
+        def begin_update() -> None:
+            time.sleep(0.3)
+            updates.append(pool.submit(sender.send, slow_buckets(), 17))
+            assert under_way.wait(20)
+
+        answers, seconds = interrupted(serving, begin_update)
+        report = updates[0].result(30)
+    sender.close()
+    assert seconds < 10 and {answer.finish_reason for answer in answers} == {"abort"}
+    for answer in answers:
+        assert answer.versions == [16] * len(answer.tokens)
+        assert gap(serving, "A", [5, 6, 7], answer) < TOLERANCE
+    assert report.updated == [engine.url for engine in serving.engines]
+    for prompt, answer in generate(serving, 4, 16):
+        assert answer.versions == [17] * 16
+        assert gap(serving, "B", prompt, answer) < TOLERANCE
 
 
 def test_old_prefixes_are_not_reused_after_an_update(serving: Serving) -> None:

@@ -29,12 +29,31 @@ class Recorder:
         return call
 
 
-def calls_of(tmp_path: Path, *flags: str, start: int = 0) -> list[str]:
+class RolloutRecorder(Recorder):
+    """Notes what is begun; each look whether it has ended gives the next of `ends`, and then True."""
+
+    ends: list[bool]
+
+    def begin(self, method: str) -> str:
+        self._calls.append(f"{method}()")
+        return method
+
+    def has_ended(self, reference: str) -> bool:
+        return self.ends.pop(0) if self.ends else True
+
+    def wait(self, reference: str) -> Any:
+        self._calls.append("waited")
+        return self._answers[reference]
+
+
+def calls_of(tmp_path: Path, *flags: str, start: int = 0, ends: tuple[bool, ...] = ()) -> list[str]:
     held = write_prompts(tmp_path / "held.jsonl")
-    config = make_config(tmp_path, "--num-steps", "3", "--eval-prompt-data", "held", str(held), *flags)
+    sizes = () if "--num-steps" in flags else ("--num-steps", "3")
+    config = make_config(tmp_path, *sizes, "--eval-prompt-data", "held", str(held), *flags)
     calls: list[str] = []
     taken = {"shards": [], "metrics": {}, "samples": [], "texts": []}
-    rollout = Recorder("", calls, {"take": taken, "evaluate": ({"eval/held/accuracy": 0.5}, [])})
+    rollout = RolloutRecorder("", calls, {"take": taken, "evaluate": ({"eval/held/accuracy": 0.5}, [])})
+    rollout.ends = list(ends)
     cluster = Recorder("", calls, {"restore": start, "sync_weights": {}})
     cluster.training = contextlib.nullcontext
     cluster.fault_metrics = dict
@@ -43,11 +62,11 @@ def calls_of(tmp_path: Path, *flags: str, start: int = 0) -> list[str]:
     cluster.saver = Recorder("", [], {})
     quiet = Recorder("", [], {})
     run = Run(config, cluster, quiet, quiet, PhaseTimer(), SimpleNamespace(peak_gib=1.0))  # type: ignore[arg-type]
-    assert train(run) == 3
+    assert train(run) == config.train.num_steps
     return calls
 
 
-BEFORE = ["restore()", "sync_weights(0)", "weights_are(0)", "evaluate()"]
+BEFORE = ["restore()", "sync_weights(0)", "weights_are(0)", "evaluate()", "waited"]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +78,7 @@ def test_a_step_is_taken_trained_committed_and_its_weights_sent(tmp_path: Path, 
     for step in range(3):
         expected += [f"submit_through({step + ahead})", f"take({step})", f"train({step})", f"commit({step})"]
         expected += [f"sync_weights({step + 1})", f"weights_are({step + 1})"]
-    assert calls_of(tmp_path, *flags) == [*expected, "evaluate()"]
+    assert calls_of(tmp_path, *flags) == [*expected, "evaluate()", "waited"]
 
 
 def test_a_checkpoint_is_taken_at_the_trained_frontier(tmp_path: Path) -> None:
@@ -67,10 +86,49 @@ def test_a_checkpoint_is_taken_at_the_trained_frontier(tmp_path: Path) -> None:
     first = calls.index("save(2)")
     assert calls[first - 2 : first] == ["train(1)", "commit(1)"]
     assert calls[first + 1 : first + 4] == ["sync_weights(2)", "weights_are(2)", "submit_through(2)"]
-    assert "save(1)" not in calls and calls[-4:] == ["save(3)", "sync_weights(3)", "weights_are(3)", "evaluate()"]
+    assert "save(1)" not in calls and calls[-5:-1] == ["save(3)", "sync_weights(3)", "weights_are(3)", "evaluate()"]
 
 
 def test_a_resumed_run_sends_its_weights_before_anything_is_generated(tmp_path: Path) -> None:
     calls = calls_of(tmp_path, start=2)
-    assert calls[:5] == ["restore()", "sync_weights(2)", "weights_are(2)", "evaluate()", "submit_through(2)"]
+    before = ["restore()", "sync_weights(2)", "weights_are(2)", "evaluate()", "waited"]
+    assert calls[:6] == [*before, "submit_through(2)"]
     assert calls.count("take(2)") == 1 and "take(1)" not in calls
+
+
+def step_calls(step: int) -> list[str]:
+    return [f"submit_through({step})", f"take({step})", f"train({step})", f"commit({step})"]
+
+
+def weights(version: int) -> list[str]:
+    return [f"sync_weights({version})", f"weights_are({version})"]
+
+
+ASYNC = ("--fully-async", "--max-staleness", "1", "--eval-interval", "1", "--num-steps", "4")
+
+
+def test_training_goes_on_during_an_evaluation_whose_weights_stay_as_long_as_the_bound_allows(tmp_path: Path) -> None:
+    # Looked for: after step 1 and after step 2; the third time step 3 could not train on tokens of version 1 any more.
+    calls = calls_of(tmp_path, *ASYNC, "--eval-interval", "2", "--num-steps", "5", ends=(False, False, False, False))
+    assert calls == [
+        *(*BEFORE, *step_calls(0), *weights(1), *step_calls(1), *weights(2), "evaluate()"),
+        *(*step_calls(2),),  # step 3 may train on tokens of version 2: the engines keep it
+        *(*step_calls(3), "waited", *weights(4), "evaluate()"),
+        *(*step_calls(4), "waited", *weights(5), "evaluate()", "waited"),
+    ]
+
+
+def test_an_evaluation_that_has_ended_does_not_hold_the_weights(tmp_path: Path) -> None:
+    calls = calls_of(tmp_path, *ASYNC, "--num-steps", "2")
+    step_1 = [*step_calls(1), "waited", *weights(2), "evaluate()", "waited"]
+    assert calls == [*BEFORE, *step_calls(0), *weights(1), "evaluate()", *step_1]
+
+
+@pytest.mark.parametrize("flags", [("--eval-interval", "1"), (*ASYNC, "--max-staleness", "0")])
+def test_other_modes_wait_for_an_evaluation(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    calls = calls_of(tmp_path, *flags, "--num-steps", "2")
+    assert calls[-9:] == ["evaluate()", "waited", *step_calls(1), *weights(2), "evaluate()", "waited"][-9:]
+
+
+def test_only_evaluating_is_one_evaluation_and_no_step(tmp_path: Path) -> None:
+    assert calls_of(tmp_path, "--num-steps", "0") == BEFORE

@@ -185,6 +185,48 @@ def test_an_own_policy_chooses(tmp_path: Path) -> None:
     assert indices(buffer.take(1, 2)) == [2, 1]
 
 
+class EveryOther:
+    """Passes over the groups that it has seen an odd number of times: what it does depends on its past."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, int] = {}
+
+    def __call__(self, config: Config, step: int, groups: list[Group], num_groups: int) -> list[Group]:
+        for group in groups:
+            self.seen[group.group_index] = self.seen.get(group.group_index, 0) + 1
+        return sorted(groups, key=lambda g: (self.seen[g.group_index] % 2, g.group_index))[:num_groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seen = state["seen"]
+
+
+EVERY_OTHER = EveryOther()
+
+
+def test_what_a_policy_remembers_is_part_of_the_state(tmp_path: Path) -> None:
+    flags = ("--buffer-filter-path", "test_ledger_buffer:EVERY_OTHER")
+    buffer = make_buffer(tmp_path, *flags)
+    for group in buffer.reserve(4):
+        buffer.admit(fill(group))
+    assert indices(buffer.take(0, 1)) == [0]
+    buffer.commit(0)
+    for group in buffer.reserve(1):
+        buffer.admit(fill(group))
+    state = saved(buffer)
+    assert indices(buffer.take(1, 2)) == [1, 2]
+    assert EVERY_OTHER.seen == {0: 1, 1: 2, 2: 2, 3: 2, 4: 1}
+    resumed = make_buffer(tmp_path, *flags)
+    resumed.load_state_dict(state)
+    assert EVERY_OTHER.seen == {0: 1, 1: 1, 2: 1, 3: 1}
+    assert indices(resumed.take(1, 2)) == [1, 2]
+    plain = make_buffer(tmp_path)
+    plain.load_state_dict(state)  # another policy goes on without it
+    assert indices(plain.take(1, 2)) == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
@@ -251,6 +293,20 @@ def test_a_group_that_was_requeued_for_its_age_is_generated_anew_and_trains_once
     assert buffer.expire(5, "drop") == 0
     assert indices(buffer.take(0, 3)) == [0, 1, 2]
     assert indices(buffer.take(1, 1)) == [3]
+
+
+def test_being_too_old_counts_as_an_attempt_and_the_last_one_is_dropped(tmp_path: Path) -> None:
+    buffer = make_buffer(tmp_path, "--max-group-attempts", "3")
+    for attempt in range(3):
+        (group,) = buffer.reserve(1)
+        assert (group.group_index, group.attempts) == (0, attempt)
+        group.attempts += 1  # as the runner does when it begins
+        buffer.admit(fill(group))
+        buffer = resume(tmp_path, buffer, "--max-group-attempts", "3")
+        assert buffer.expire(5, "requeue") == 1
+    counts = buffer.counts()
+    assert (counts["requeued/stale"], counts["dropped/stale"], counts["waiting"]) == (2, 1, 0)
+    assert indices(buffer.reserve(1)) == [1]
 
 
 def test_a_step_that_had_taken_groups_which_expired_takes_others(tmp_path: Path) -> None:

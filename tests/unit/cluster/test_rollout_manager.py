@@ -9,17 +9,19 @@ from typing import Any
 
 import pytest
 from factories import make_config, write_prompts
+from scripted_engine import answer, scripted_engine
+from tiny_checkpoint import write_tiny_checkpoint
 
 from slime_rl.buffer.conformance import fill
 from slime_rl.buffer.dumps import RolloutDumps, open_dumps
 from slime_rl.buffer.opening import open_buffer
 from slime_rl.cluster import rollout_manager
 from slime_rl.cluster.rollout_manager import RolloutManager
-from slime_rl.config import Config
+from slime_rl.config import Config, parse_config
 from slime_rl.protocols import DataBuffer
 from slime_rl.rollout.rewards.fence import ProcessFence
 from slime_rl.rollout.runtime import RolloutRuntime
-from slime_rl.types import RolloutOutput
+from slime_rl.types import RolloutOutput, Sample
 
 
 async def scripted(config: Config, step: int, buffer: DataBuffer) -> RolloutOutput:
@@ -86,6 +88,77 @@ def test_a_resumed_run_goes_on_and_dumps_its_steps_again(tmp_path: Path, monkeyp
     assert RolloutDumps(tmp_path / "dumps").read(2) == expected
     assert third["metrics"]["rollout/groups_dropped/every_fifth"] == 1  # without the one before the resume
     assert third["metrics"]["buffer/dropped/every_fifth"] == 2
+
+
+def test_lengths_that_order_prompts_are_part_of_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they are used; a run that goes back to a checkpoint forgets what it has learnt since."""
+    order = ("--rollout-order", "longest_first")
+    manager = make_manager(tmp_path, monkeypatch, *order)
+    groups = [fill(group, 10 * number + 1) for number, group in enumerate(manager.buffer.reserve(3))]
+    for group in groups:
+        manager.lengths.record(group)
+    path = tmp_path / "step" / "buffer.json"
+    path.parent.mkdir()
+    asyncio.run(manager.save(str(path)))
+    assert (path.parent / "lengths.json").is_file()
+    resumed = make_manager(tmp_path, monkeypatch, *order)
+    resumed.first_state = resumed.buffer.state_dict()
+    asyncio.run(resumed.restore(str(path), 0))
+    again = resumed.buffer.reserve(4)
+    assert [g.group_index for g in resumed.lengths.longest_first(again)] == [2, 1, 3, 0]  # 3 is new: the mean
+    resumed.lengths.record(fill(again[0], 500))
+    asyncio.run(resumed.restore(str(path), 0))
+    assert resumed.lengths.state_dict() == manager.lengths.state_dict()
+    asyncio.run(resumed.restore(None, 0))
+    assert len(resumed.lengths.state_dict()["rows"]) == 0
+    (tmp_path / "plain").mkdir()
+    asyncio.run(make_manager(tmp_path, monkeypatch).save(str(tmp_path / "plain" / "buffer.json")))
+    assert not list((tmp_path / "plain").glob("lengths*"))
+
+
+def test_a_run_that_only_evaluates_reads_no_training_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = write_tiny_checkpoint(tmp_path / "tiny")
+    held = ("--eval-prompt-data", "held", str(write_prompts(tmp_path / "held.jsonl", 3)), "--rm-type", "exact")
+    flags = ("--hf-checkpoint", str(model), "--num-steps", "0", "--no-apply-chat-template", *held)
+    config = parse_config([*flags, "--eval-n-samples-per-prompt", "2", "--run-dir", str(tmp_path / "run")])
+    texts = iter(["1", "0", "3", "3", "0", "0"])  # to 0+1=, 1+2= and 2+3=
+
+    async def go() -> tuple[dict[str, float], list[Sample]]:
+        async with scripted_engine(lambda body: answer([20, 2], next(texts))) as (url, _):
+            manager = RolloutManager(config)
+            await manager.prepare()
+            await manager.connect(url)
+            await manager.weights_are(0)
+            assert manager.opened is None and manager.running is None
+            try:
+                return await manager.evaluate()
+            finally:
+                await manager.close()
+
+    metrics, samples = asyncio.run(go())
+    assert metrics["eval/held/accuracy"] == 0.5 and metrics["eval/held/pass_at_2"] == pytest.approx(2 / 3)
+    assert metrics["eval/held/majority"] == 0.5
+    assert len(samples) == config.logging.log_samples
+
+
+def test_going_back_to_a_checkpoint_ends_the_evaluation_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = make_manager(tmp_path, monkeypatch)
+
+    async def never_ends() -> tuple[dict[str, float], list[Sample]]:
+        await asyncio.sleep(1e9)
+        return {}, []
+
+    manager.evaluator = SimpleNamespace(evaluate=never_ends)  # type: ignore[assignment]
+
+    async def go() -> None:
+        evaluation = asyncio.create_task(manager.evaluate())
+        await asyncio.sleep(0)
+        await manager.halt()
+        with pytest.raises(asyncio.CancelledError):
+            await evaluation
+        assert manager.evaluating is None
+
+    asyncio.run(go())
 
 
 def test_waiting_groups_are_on_disk_while_the_trainer_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 
 import numpy as np
 import pytest
@@ -21,6 +22,19 @@ def test_from_list_keeps_rows_and_dtype(dtype: torch.dtype) -> None:
     assert ragged.dtype == dtype
     assert ragged.lengths.tolist() == [3, 0, 1, 2]
     assert [row.tolist() for row in ragged.rows()] == [torch.tensor(r).to(dtype).tolist() for r in ROWS]
+
+
+def test_to_list_gives_equal_rows_back_whether_their_numbers_change_or_not() -> None:
+    rows = [[3, 3, 3], [], [3, 4], [4], [4, 4, 5], [5, 5], [], [1, 1, 2, 2, 1]]
+    for dtype in (torch.int64, torch.int8, torch.bool, torch.float64):
+        typed = [torch.tensor(row).to(dtype).tolist() for row in rows]
+        found = Ragged.from_list(typed, dtype).to_list()
+        assert found == typed and [type(x) for row in found for x in row] == [type(x) for row in typed for x in row]
+    source = random.Random(0)
+    many = [[source.randint(0, 1) for _ in range(source.randint(0, 4))] for _ in range(500)]
+    assert Ragged.from_list(many, torch.int32).to_list() == many
+    for empty in ([], [[], []]):
+        assert Ragged.from_list(empty, torch.int32).to_list() == empty
 
 
 def test_from_list_takes_tensors_and_arrays() -> None:

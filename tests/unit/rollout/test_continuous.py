@@ -7,15 +7,20 @@ import contextlib
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.scripted_rollout import ScriptedRun, run_virtual, scripted_config
+from slime_rl.buffer.conformance import through_disk
+from slime_rl.buffer.ledger import Ledger
+from slime_rl.buffer.sources import FilePromptSource
 from slime_rl.config import Config
 from slime_rl.rollout.client import EngineClient
 from slime_rl.rollout.generate import seeded
 from slime_rl.types import Group, Sample
 
+Batches = list[list[Group]]
 BATCH = 4
 SIZES = ("--rollout-batch-size", str(BATCH), "--n-samples-per-prompt", "2", "--num-steps", "12")
 
@@ -204,29 +209,83 @@ def test_a_router_that_does_not_answer_ends_the_run_at_the_deadline(tmp_path: Pa
     asyncio.run(go())
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_any_mix_of_settings_comes_through_within_the_bound(tmp_path: Path, seed: int) -> None:
-    """Every step trains, no token is too old, no group trains twice, and the ledger accounts for all."""
+def any_mode(rng: random.Random) -> list[str]:
+    """Flags of a random mode with random settings."""
+    flags = rng.choice([[], ["--rollout-ahead", "1"], ["--rollout-ahead", "3"], None, None, None])
+    if flags is None:
+        flags = ["--fully-async", "--max-staleness", rng.choice(["0", "1", "2", "4"])]
+        flags += ["--over-age", rng.choice(["requeue", "drop", "mask"])]
+        flags += rng.choice([[], ["--no-wait-for-aging"]])
+    else:
+        flags += rng.choice([[], ["--replay-groups", "1", "--replay-max-uses", "2"]])
+    late = ["--sample-deadline-s", "90"]
+    return [
+        *flags,
+        *rng.choice([[], ["--partial-rollout"], ["--partial-rollout", "--mask-offpolicy-in-partial-rollout"]]),
+        *rng.choice([[], ["--over-sampling-batch-size", "7"]]),
+        *rng.choice([[], late, [*late, "--min-samples-per-group", "1"]]),
+        *rng.choice([[], ["--dynamic-filter-path", "test_continuous:drop_every_third"]]),
+        *rng.choice([[], ["--sample-filter-path", "test_continuous:leave_out_long_ones"]]),
+        *rng.choice([[], ["--buffer-filter-path", rng.choice(["oldest_first", "freshest_first"])]]),
+        *rng.choice([[], ["--rollout-order", "longest_first"]]),
+        *rng.choice([[], ["--rollout-concurrency", "6"]]),
+        *rng.choice([[], ["--buffer-memory-bytes", "6000"]]),
+        *("--max-group-attempts", "3", "--max-sampling-rounds", "60"),
+    ]
+
+
+def leave_out_long_ones(config: Config, group: list[Sample]) -> list[str | None]:
+    return ["long" if sample.response_length > 200 and sample.index % 2 else None for sample in group]
+
+
+async def part(config: Config, lengths: random.Random, state: Any, start: int, count: int) -> ScriptedRun:
+    """`count` steps from a saved state on; None is the beginning."""
+    run = ScriptedRun(config, lambda ids: lengths.choice([5, 20, 20, 30, 60, 300]))
+    run.client.serve(start)
+    if state is not None:
+        run.buffer.load_state_dict(state)
+    return await run.run(start, count)
+
+
+def killed_and_resumed(tmp_path: Path, flags: list[str], rng: random.Random, steps: int) -> tuple[Batches, Ledger]:
+    """(groups of each step, last ledger) of a run that goes on from its checkpoints; parts of it are done again."""
+    lengths = random.Random(rng.random())
+    batches: list[list[Group]] = []
+    state: Any = None
+    while len(batches) < steps:
+        start, count = len(batches), rng.randint(1, min(4, steps - len(batches)))
+        config = scripted_config(tmp_path, 23, *SIZES, "--shuffle", "--run-dir", str(tmp_path / "run"), *flags)
+
+        run = run_virtual(part(config, lengths, state, start, count))
+        if rng.random() < 0.7:  # else killed before it was saved
+            batches += run.batches
+            state = through_disk(run.state)
+        run.buffer.close()
+    ledger = Ledger()
+    ledger.load_state_dict(state["ledger"])
+    return batches, ledger
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_any_mix_of_settings_trains_each_prompt_once_within_the_bound(tmp_path: Path, seed: int) -> None:
+    """Whatever the mode and its flags, through kills: nothing lost, nothing twice, no token too old."""
     rng = random.Random(seed)
-    bound = rng.choice([0, 1, 2, 4])
-    flags = ["--fully-async", "--max-staleness", str(bound), "--max-group-attempts", "3"]
-    flags += rng.choice([[], ["--partial-rollout"]])
-    flags += rng.choice([[], ["--over-sampling-batch-size", "7"]])
-    flags += rng.choice(
-        [[], ["--sample-deadline-s", "90"], ["--sample-deadline-s", "90", "--min-samples-per-group", "1"]]
-    )
-    flags += rng.choice([[], ["--no-wait-for-aging"]])
-    flags += ["--over-age", rng.choice(["requeue", "drop", "mask"])]
-    flags += rng.choice([[], ["--dynamic-filter-path", "test_continuous:drop_every_third"]])
-    flags += rng.choice([[], ["--rollout-order", "longest_first"]])
-    flags += rng.choice([[], ["--rollout-concurrency", "6"]])
-    lengths = random.Random(seed + 100)
-    done = job(tmp_path, *flags, length_of=lambda ids: lengths.choice([5, 20, 20, 30, 60, 300]), steps=8)
-    assert len(done.batches) == 8 and all(len(groups) == BATCH for groups in done.batches), flags
-    assert max(done.ages()) <= bound, flags
-    trained = [group.group_index for groups in done.batches for group in groups]
+    flags = any_mode(rng)
+    batches, ledger = killed_and_resumed(tmp_path, flags, rng, steps=10)
+    assert all(len(groups) == BATCH for groups in batches), flags
+    order = FilePromptSource(scripted_config(tmp_path, 23, *SIZES, "--shuffle")).next_prompts(ledger.next_group_index)
+    fresh = [group for groups in batches for group in groups if group.replays == 0]
+    trained = [group.group_index for group in fresh]
     assert len(trained) == len(set(trained)), flags
-    counts = done.buffer.counts()
-    assert counts["committed"] == len(trained) and counts["admitted"] == 0
+    assert sorted(trained) == [i for i in range(ledger.next_group_index) if ledger.state_of(i) == "committed"], flags
+    for group in fresh:
+        epoch, prompt = order[group.group_index]
+        assert (group.epoch, group.source_index) == (epoch, prompt.source_index), flags
+        assert {sample.prompt for sample in group.samples} == {prompt.prompt}, flags
+    counts = ledger.counts()
     states = ("waiting", "reserved", "generated", "committed", "dropped")
-    assert sum(counts[state] for state in states) == done.buffer.ledger.next_group_index
+    assert sum(counts[state] for state in states) == ledger.next_group_index and counts["admitted"] == 0
+    if "--fully-async" in flags:
+        bound = int(flags[flags.index("--max-staleness") + 1])
+        oldest = [(step, group.oldest_version) for step, groups in enumerate(batches) for group in groups]
+        assert all(step - version <= bound for step, version in oldest if version is not None), flags

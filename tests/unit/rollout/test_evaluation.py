@@ -70,6 +70,38 @@ async def first_half_right(config: Config, group: list[Sample]) -> list[float]:
     return [float(i < len(group) / 2) for i in range(len(group))]
 
 
+async def hanging_judge(config: Config, group: list[Sample]) -> list[float]:
+    if group[0].group_index == 1:
+        await asyncio.sleep(1e12)
+    return [1.0] * len(group)
+
+
+async def raising_judge(config: Config, group: list[Sample]) -> list[float]:
+    raise RuntimeError("judge gone")
+
+
+@pytest.mark.parametrize(
+    ("judge", "error", "message"),
+    [
+        ("hanging_judge", TimeoutError, r"group 1 was not generated and scored within --group-timeout-s 90"),
+        ("raising_judge", ValueError, "raising_judge raised RuntimeError: judge gone"),
+    ],
+)
+def test_an_evaluation_that_hangs_or_raises_ends_with_that(
+    tmp_path: Path, judge: str, error: type[Exception], message: str
+) -> None:
+    held = ("--eval-prompt-data", "held", str(write_prompts(tmp_path / "held.jsonl", 3)), "--group-timeout-s", "90")
+    config = scripted_config(tmp_path, 5, *held, "--reward-function-path", f"test_evaluation:{judge}")
+
+    async def go() -> None:
+        async with ScriptedClient(lambda ids: 50, slots=8) as client:
+            runtime = RolloutRuntime(client=client, tokenizer=CharTokenizer())
+            with use_runtime(runtime), pytest.raises(error, match=message):
+                await Evaluator(config, lambda prompt: [1]).evaluate()
+
+    run_virtual(go())
+
+
 def test_every_set_is_scored_by_its_own_reward_while_production_goes_on(tmp_path: Path) -> None:
     write_prompts(tmp_path / "held.jsonl", 5)
     sets = ("--eval-prompt-data", "plain", str(tmp_path / "held.jsonl"), "own", str(tmp_path / "held.jsonl"))

@@ -87,6 +87,52 @@ def test_reward_of_wrong_shape_fails_before_anything_runs(tmp_path: Path, name: 
         GroupRunner(config)
 
 
+async def raising(config: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    raise KeyError("no such tool")
+
+
+async def text_alone(config: Any, sample: Sample, sampling_params: dict[str, Any]) -> Any:
+    return "a response"
+
+
+async def text_among_samples(config: Any, sample: Sample, sampling_params: dict[str, Any]) -> Any:
+    return [sample, None]
+
+
+async def nothing(config: Any, sample: Sample, sampling_params: dict[str, Any]) -> list[Sample]:
+    return []
+
+
+async def tokens_without_mask(config: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    sample.tokens += [5, 6]
+    sample.status = Status.COMPLETED
+    return sample
+
+
+async def done_without_a_token(config: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    sample.status = Status.COMPLETED
+    return sample
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("raising", r"test_groups:raising raised KeyError: 'no such tool' at .*test_groups\.py:\d+, for sample 0"),
+        ("text_alone", "must return a Sample or a list of them, got str"),
+        ("text_among_samples", "must return a Sample or a list of them, got NoneType"),
+        ("nothing", "returned an empty list for sample 0; give it Status.FAILED instead"),
+        ("tokens_without_mask", "sample 0 has 2 response tokens but 0 mask entries"),
+        ("done_without_a_token", "sample 0 is completed without a single response token"),
+    ],
+)
+def test_a_generate_function_that_breaks_the_rules_is_named(tmp_path: Path, name: str, message: str) -> None:
+    flags = ("--generate-function-path", f"test_groups:{name}", "--reward-function-path", "test_groups:length_reward")
+    with pytest.raises(ValueError, match=message):
+        run_group(make_config(tmp_path, *flags), make_group(), lambda body: answer([5]))
+    dropping = make_config(tmp_path, *flags, "--rollout-error", "drop")
+    assert run_group(dropping, make_group(), lambda body: answer([5])) == "error_ValueError"
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

@@ -75,6 +75,24 @@ def test_surplus_is_aborted_at_the_engine_and_starts_again(tmp_path: Path) -> No
     assert steps.outputs[0].metrics["rollout/wasted_tokens"] == pytest.approx(40, abs=2)
 
 
+def second_sample_of_prompt_0_is_long(input_ids: list[int]) -> int:
+    if number_of(input_ids) != 0:
+        return 20
+    second_sample_of_prompt_0_is_long.calls += 1  # type: ignore[attr-defined]
+    return 20 if second_sample_of_prompt_0_is_long.calls % 2 else 500  # type: ignore[attr-defined]
+
+
+def test_a_surplus_group_is_not_cut_to_the_samples_that_were_finished(tmp_path: Path) -> None:
+    """It has no late sample: it goes on when its turn comes, instead of training on its short responses."""
+    second_sample_of_prompt_0_is_long.calls = 0  # type: ignore[attr-defined]
+    flags = (*OVER_SAMPLING, "--partial-rollout", "--min-samples-per-group", "1", "--sample-deadline-s", "1000")
+    steps = Steps(tmp_path, *flags, length_of=second_sample_of_prompt_0_is_long).run(1)
+    assert [g.group_index for g in steps.outputs[0].groups] == [1, 2]
+    (waiting,) = steps.buffer.reserve(1)
+    assert [s.status for s in waiting.samples] == [Status.COMPLETED, Status.ABORTED] and waiting.left_out == {}
+    assert steps.outputs[0].metrics["rollout/wasted_tokens"] == 0
+
+
 def test_partial_rollout_continues_with_the_rest_of_the_budget(tmp_path: Path) -> None:
     steps = Steps(tmp_path, *OVER_SAMPLING, "--partial-rollout")
     steps.run(9)
