@@ -40,6 +40,7 @@ BATCH, GROUP_SIZE, MEDIAN, SIGMA = 16, 8, 30, 0.4
 TAIL_SHARE, TAIL_FACTOR = 0.02, 50
 BOUNDS = (1, 2, 4, 8)
 DRAWN_STEPS = 4000
+FIRST_PART = 10  # steps before the resume
 SKIPPED = 6  # first steps, in which production has no head start yet
 
 
@@ -74,7 +75,7 @@ class Result:
                 ages += [step - v for s in samples for v, m in zip(s.weight_versions, s.loss_mask, strict=True) if m]
                 step += 1
         ends = runs[-1].ends_s
-        first = SKIPPED if len(runs) == 1 else 1
+        first = SKIPPED
         sampled = sum(run.client.num_tokens for run in runs)
         wasted = sum(metrics["rollout/wasted_tokens"] for run in runs for metrics in run.metrics)
         return cls(
@@ -86,17 +87,19 @@ class Result:
         )
 
 
-def simulate(args: argparse.Namespace, tail: bool, train_s: float, *flags: str, bound: int = 0) -> Result:
-    """A run of `args.steps`; with a resume from a checkpoint in its middle when `flags` say --load-halfway."""
-    halfway = "--load-halfway" in flags
+def simulate(
+    args: argparse.Namespace, tail: bool, train_s: float, *flags: str, bound: int = 0, resume: bool = False
+) -> Result:
+    """A run of `args.steps`; with `resume`, the steps before are part of it and end with a checkpoint."""
+    first_steps = FIRST_PART if resume else args.steps
     with tempfile.TemporaryDirectory() as folder:
         config = scripted_config(
             Path(folder),
             1000,
             *("--rollout-batch-size", str(BATCH), "--n-samples-per-prompt", str(GROUP_SIZE)),
-            *("--num-steps", str(args.steps), "--rollout-concurrency", str(BATCH * GROUP_SIZE)),
+            *("--num-steps", str(args.steps + resume * FIRST_PART), "--rollout-concurrency", str(BATCH * GROUP_SIZE)),
             *("--rollout-num-engines", "1", "--max-response-len", "100000"),
-            *(flag for flag in flags if flag != "--load-halfway"),
+            *flags,
         )
 
         async def part(start: int, steps: int, state: object) -> ScriptedRun:
@@ -106,17 +109,20 @@ def simulate(args: argparse.Namespace, tail: bool, train_s: float, *flags: str, 
                 run.buffer.load_state_dict(state)
             return await run.run(start, steps)
 
-        first_steps = args.steps // 2 if halfway else args.steps
         runs = [run_virtual(part(0, first_steps, None))]
-        if halfway:
-            runs.append(run_virtual(part(first_steps, args.steps - first_steps, runs[0].state)))
+        if resume:
+            runs.append(run_virtual(part(first_steps, args.steps, runs[0].state)))
     return Result.of(runs, bound)
 
 
-def limit_of_lengths(seed: int, tail: bool, train_s: float, bound: int) -> float:
-    """Speed-up of the best loop that begins BATCH groups with every version and throws nothing away."""
+def longest_of_steps(seed: int, tail: bool) -> list[int]:
+    """The longest sample of each of DRAWN_STEPS steps."""
     draw = lengths(seed, tail)
-    longest = [max(draw([]) for _ in range(BATCH * GROUP_SIZE)) for _ in range(DRAWN_STEPS)]
+    return [max(draw([]) for _ in range(BATCH * GROUP_SIZE)) for _ in range(DRAWN_STEPS)]
+
+
+def limit_of_lengths(longest: list[int], train_s: float, bound: int) -> float:
+    """Speed-up of the best loop that begins BATCH groups with every version and throws nothing away."""
     there = [0.0]  # when version v is there
     for version in range(1, DRAWN_STEPS + 1):
         first = version - bound - 1
@@ -139,16 +145,16 @@ def workload(args: argparse.Namespace, tail: bool, train_s: float) -> list[Row]:
     print(f"\n{name}: train {train_s:.0f} s, synchronous step {synchronous.step_s:.0f} s\n")
     print("| K | step s | speed-up | limit: throughput | staleness | these lengths | oldest | wasted | violations |")
     print("|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
-    rows = []
+    rows, longest = [], longest_of_steps(args.seed, tail)
     for bound in BOUNDS:
         for resume in (False, True) if bound == 4 else (False,):
-            flags = ("--fully-async", "--max-staleness", str(bound), *(["--load-halfway"] if resume else []))
-            result = simulate(args, tail, train_s, *flags, bound=bound)
+            flags = ("--fully-async", "--max-staleness", str(bound))
+            result = simulate(args, tail, train_s, *flags, bound=bound, resume=resume)
             produced_s = synchronous.tokens_per_step / (BATCH * GROUP_SIZE)
             throughput = synchronous.step_s / max(train_s, produced_s)
             speedup = synchronous.step_s / result.step_s
             label = f"{bound}, resumed" if resume else str(bound)
-            these = limit_of_lengths(args.seed, tail, train_s, bound)
+            these = limit_of_lengths(longest, train_s, bound)
             print(
                 f"| {label} | {result.step_s:.0f} | {speedup:.2f} | {throughput:.2f} | {bound + 1} | {these:.2f} | "
                 f"{result.oldest} | {result.wasted:.2%} | {result.violations} |",

@@ -87,6 +87,7 @@ class Run:
         if version == self.engine_version:
             return {}
         if self.evaluating is not None and self.engine_version is not None:
+            self.cluster.hold_back(version)
             if version <= self.engine_version + self.config.asynchrony.max_staleness:
                 return {}
             self.finish_evaluation()
@@ -117,8 +118,10 @@ class Run:
 
     @property
     def evaluates_in_background(self) -> bool:
-        """Whether training goes on while an evaluation runs: it may, where steps may train on older weights' tokens."""
-        return self.config.asynchrony.fully_async and self.config.asynchrony.max_staleness > 0
+        """Whether training goes on while an evaluation runs: it may, where steps may train on older weights' tokens and
+        the engines do not take turns with the trainer."""
+        options = self.config.asynchrony
+        return options.fully_async and options.max_staleness > 0 and not self.config.cluster.colocate
 
 
 def train(run: Run) -> int:

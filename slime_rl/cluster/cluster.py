@@ -88,6 +88,7 @@ class Cluster:
         self._loaded: tuple[Path, int] | None = None  # checkpoint of --load, and its steps
         self._released: dict[str, set[str]] = {}  # memory that engines have given back, by URL
         self._served: int | None = None  # version that engines and trainer both have; None once they may differ
+        self._held_back: int | None = None  # version that the trainer has and the engines, on purpose, do not
 
     def start(self) -> None:
         """Start all parts at once; whatever has started is ended when one fails."""
@@ -130,7 +131,7 @@ class Cluster:
         turn begins with the next `sync_weights`."""
         if self.config.cluster.colocate:
             self._take_devices()
-        self._served = None
+        self._served = self._held_back = None
         yield
 
     def _take_devices(self) -> None:
@@ -163,7 +164,7 @@ class Cluster:
         while True:
             report = self._send(self.engines, version, self._wait_for_engine(self.engines))
             if report.updated:
-                self._served = version
+                self._served, self._held_back = version, None
                 if self.config.cluster.colocate:
                     self.actor.offload()
                     self._change_engine_memory("resume_rest", list(self._released))
@@ -172,6 +173,13 @@ class Cluster:
                     "sync/bytes": float(report.num_bytes),
                     "sync/changed_share": report.changed_share,
                 }
+
+    def hold_back(self, version: int) -> None:
+        """The engines keep their weights for now, although the trainer has those of `version`.
+
+        An engine that is restarted meanwhile cannot get the old ones any more; then all of them get `version`.
+        """
+        self._held_back = version
 
     def _send(self, engines: EngineGroup, version: int, urls: list[str]) -> SyncReport:
         report = self.actor.sync_weights(version, urls)
@@ -193,9 +201,13 @@ class Cluster:
         engines = self.engines
         assert engines is not None
         engines.guard.check()
-        if self._served is None or not (stale := engines.guard.urls(EngineState.STALE)):
+        if not (stale := engines.guard.urls(EngineState.STALE)):
             return
-        if self.config.cluster.colocate:  # the trainer needs the devices to send, so all engines make room
+        if self._held_back is not None:
+            self.sync_weights(self._held_back)
+        elif self._served is None:
+            return
+        elif self.config.cluster.colocate:  # the trainer needs the devices to send, so all engines make room
             version = self._served
             self._take_devices()
             self.sync_weights(version)
@@ -215,7 +227,7 @@ class Cluster:
             raise TrainWorkerLost(f"{error}; --max-restarts {limit} allows no further restart") from error
         self.num_train_restarts += 1
         note_fault(self.config.run_dir, f"{error}; restarting the train group")
-        self._served = None
+        self._served = self._held_back = None
         self.rollout.halt()
         self.saver.give_up()
         self.actor.restart()

@@ -196,10 +196,13 @@ class RolloutManager:
             self.buffer.onload()
 
     async def evaluate(self) -> tuple[dict[str, float], list[Sample]]:
-        """Metrics of every evaluation set and a few scored samples."""
+        """Metrics of every evaluation set and a few scored samples; nothing when `halt` ended it."""
         with self._scope():
-            self.evaluating = asyncio.create_task(self.evaluator.evaluate())
-        metrics, samples = await self.evaluating
+            task = self.evaluating = asyncio.create_task(self.evaluator.evaluate())
+        await asyncio.wait([task])
+        if task.cancelled():
+            return {}, []
+        metrics, samples = task.result()
         return metrics, samples[: self.config.logging.log_samples]
 
     async def save(self, path: str) -> None:

@@ -130,6 +130,28 @@ def test_a_restarted_engine_is_brought_up_to_date_only_while_the_trainer_has_its
     assert log[0] == ("send", 3, ["c"])
 
 
+def test_weights_that_are_held_back_go_out_when_an_engine_comes_back_without_any(tmp_path: Path) -> None:
+    """The old ones are with nobody any more, and an engine without weights would never answer."""
+    cluster, log = make(tmp_path)
+    cluster.sync_weights(2)
+    with cluster.training():
+        pass
+    cluster.hold_back(3)
+    log.clear()
+    cluster._look_after()
+    assert log == []
+    cluster.engines.guard.stale = ["c"]
+    cluster._look_after()
+    assert [entry[:2] for entry in log] == [("send", 3), ("settle", 3)]
+    log.clear()
+    cluster._look_after()
+    assert log[0] == ("send", 3, ["c"]), "as after any other update"
+    with cluster.training():
+        log.clear()
+        cluster._look_after()
+    assert log == []
+
+
 def test_trainer_and_engines_take_turns(tmp_path: Path) -> None:
     cluster, log = make(tmp_path, "--colocate", answers=[["a"]])
     cluster.sync_weights(0)
