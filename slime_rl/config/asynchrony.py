@@ -23,8 +23,8 @@ class AsynchronyConfig:
     are interrupted and --over-age says what becomes of them."""
 
     over_age: Literal["requeue", "drop", "mask"] = "requeue"
-    """Groups with tokens over --max-staleness: generate again (requeue), drop, or train on the group without those
-    tokens (mask)."""
+    """Groups with tokens over --max-staleness or --buffer-max-age: generate again (requeue), drop, or train on the
+    group without those tokens (mask)."""
 
     partial_rollout: bool = False
     """Interrupted samples keep their tokens and continue with the rest of their budget; off, they start again."""

@@ -147,6 +147,10 @@ class Config:
             check(
                 minimum <= samples, "--min-samples-per-group", f"must be <= --n-samples-per-prompt ({samples})", minimum
             )
+        max_age, ahead = self.buffer.buffer_max_age, self.rollout.rollout_ahead
+        if max_age is not None:
+            check(not options.fully_async, "--buffer-max-age", "is --max-staleness with --fully-async", max_age)
+            check(max_age >= ahead, "--buffer-max-age", f"must be >= --rollout-ahead ({ahead})", max_age)
         if self.train.deterministic:
             depends_on_time = {
                 "--rollout-ahead": self.rollout.rollout_ahead or None,

@@ -21,8 +21,11 @@ def config_notes(config: Config) -> list[str]:
 
 def _asynchrony_notes(config: Config) -> list[str]:
     options, notes = config.asynchrony, []
-    if not options.fully_async and (options.max_staleness != 1 or options.over_age != "requeue"):
-        notes.append("--max-staleness and --over-age do nothing without --fully-async")
+    if not options.fully_async and options.max_staleness != 1:
+        notes.append("--max-staleness does nothing without --fully-async")
+    bounded = options.fully_async or config.buffer.buffer_max_age is not None
+    if not bounded and options.over_age != "requeue":
+        notes.append("--over-age does nothing without --fully-async or --buffer-max-age")
     interrupts = (
         options.fully_async
         or options.sample_deadline_s is not None

@@ -166,6 +166,10 @@ class BufferConfig:
     reward_band: tuple[float, ...] = (0.0, 1.0)
     """LOW HIGH: reward_band keeps groups whose mean reward lies strictly between them."""
 
+    buffer_max_age: int | None = None
+    """Oldest weight version of a group that may train, counted back from the step: what becomes of surplus and partial
+    groups over it is --over-age. No bound when not given; with --fully-async it is --max-staleness."""
+
     replay_groups: int = 0
     """Groups of each step that have trained before: those with the largest spread of rewards. 0 is off. Their tokens
     are older than the step, so choose an --off-policy-correction or --old-log-probs rollout."""
@@ -204,7 +208,7 @@ class BufferConfig:
             replay_max_age=self.replay_max_age,
             buffer_memory_bytes=self.buffer_memory_bytes,
         )
-        check_not_negative(replay_groups=self.replay_groups)
+        check_not_negative(replay_groups=self.replay_groups, buffer_max_age=self.buffer_max_age)
         in_order = len(self.reward_band) == 2 and self.reward_band[0] < self.reward_band[1]
         check(in_order, "--reward-band", "must be two rising numbers", self.reward_band)
 

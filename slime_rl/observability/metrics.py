@@ -107,7 +107,7 @@ METRICS: tuple[Metric, ...] = (
     _metric("rollout/wait_s", "s", "wall time", "How long training waited for them; less when generation runs ahead."),
     _metric("rollout/reward_seconds", "s", "sum over groups", "Time in reward functions; groups overlap."),
     _metric("rollout/over_age_groups", "groups", "sum over the step",
-            "Groups over --max-staleness: interrupted, generated anew, dropped or with tokens masked (--over-age)."),
+            "Groups over the age that may train: interrupted, generated anew, dropped or masked (--over-age)."),
     _metric("rollout/over_age_tokens", "tokens", "sum over the step", "Their tokens that are not trained on."),
     _metric("rollout/wasted_tokens", "tokens", "sum over the step",
             "Sampled tokens that never train because their sample was interrupted, late or over age."),

@@ -26,8 +26,9 @@ from typing import NamedTuple
 
 from slime_rl.config import Config
 from slime_rl.protocols import DataBuffer
+from slime_rl.rollout.ages import AgeLimit
 from slime_rl.rollout.group_loop import too_many_dropped
-from slime_rl.rollout.groups import GroupRunner, reset
+from slime_rl.rollout.groups import GroupRunner
 from slime_rl.rollout.in_flight import InFlight
 from slime_rl.rollout.runtime import current_runtime
 from slime_rl.types import Group, RolloutOutput
@@ -54,7 +55,7 @@ class ContinuousProduction:
         self.flight = InFlight(self.runner, buffer, current_runtime().lengths)
         self.flight.on_admit, self.flight.wake_by_sample = self._remember, True
         self.generated: dict[int, Known] = {}  # by group_index; groups of before a resume are not here
-        self.over_age: Counter[str] = Counter()
+        self.ages = AgeLimit(self.options.over_age, buffer, self.runner)
         self._dropped_before = self._dropped()
         self._taken_at = time.monotonic()
         self._progress = asyncio.Event()
@@ -81,8 +82,7 @@ class ContinuousProduction:
         groups = self.buffer.take(step, self.batch_size)
         for group in groups:
             self.generated.pop(group.group_index, None)
-        if self.options.over_age == "mask":
-            self._mask_over_age(step, groups)
+        self.ages.mask(groups, step - self.bound)
         self.next_step = step + 1
         self._dropped_before = self._dropped()
         await self._interrupt_late(step)
@@ -95,7 +95,7 @@ class ContinuousProduction:
         if self.options.over_age != "mask":
             running = [flight for flight in self.flight.flights.values() if flight.fate == "keep"]
             late = [flight for flight in running if self._deadline(flight.version) <= step]
-            self.over_age["groups"] += len(late)
+            self.ages.num_groups += len(late)
             await self.flight.interrupt(late, fate="drop" if self.options.over_age == "drop" else "restart")
 
     async def close(self) -> None:
@@ -110,21 +110,12 @@ class ContinuousProduction:
             while True:
                 room = self._room()
                 if room > 0:
-                    self.flight.start(self._fresh_enough(self.buffer.reserve(room)), self.version)
+                    groups = self.ages.begin_anew(self.buffer.reserve(room), self.next_step - self.bound)
+                    self.flight.start(groups, self.version)
                 await self.flight.settle()
                 self._progress.set()
         finally:
             self._progress.set()
-
-    def _fresh_enough(self, groups: list[Group]) -> list[Group]:
-        """Partial groups whose tokens are over age already, as after a resume, begin again."""
-        for group in groups:
-            oldest = group.oldest_version
-            if oldest is not None and self._deadline(oldest) < self.next_step and self.options.over_age != "mask":
-                lost = reset(group.samples)
-                self.over_age += Counter(groups=1, tokens=lost)
-                self.runner.wasted_tokens += lost
-        return groups
 
     def _room(self) -> int:
         """Groups that may begin now."""
@@ -157,21 +148,11 @@ class ContinuousProduction:
 
     def _take_out_over_age(self, step: int) -> None:
         """Rule 3: what is generated has no token older than `step - K` afterwards; masking waits until it is taken."""
-        if self.options.over_age == "mask":
-            return
         oldest = step - self.bound
-        expired = self.buffer.expire(oldest, self.options.over_age)
-        if expired:
+        if self.ages.let_go(oldest):
             gone = [index for index, known in self.generated.items() if known.version < oldest]
-            tokens = sum(self.generated.pop(index).num_tokens for index in gone)
-            self.over_age += Counter(groups=expired, tokens=tokens)
-            self.runner.wasted_tokens += tokens
+            self.ages.count(0, sum(self.generated.pop(index).num_tokens for index in gone))
             self.flight.wake()
-
-    def _mask_over_age(self, step: int, groups: list[Group]) -> None:
-        masked = {group.group_index: mask_over_age(group, step - self.bound) for group in groups}
-        self.over_age += Counter(groups=sum(n > 0 for n in masked.values()), tokens=sum(masked.values()))
-        self.runner.wasted_tokens += sum(masked.values())
 
     def _remember(self, group: Group) -> None:
         oldest = group.oldest_version
@@ -190,22 +171,9 @@ class ContinuousProduction:
         metrics = {
             "rollout/seconds": now - self._taken_at,
             "rollout/reward_seconds": self.runner.reward_seconds,
-            "rollout/over_age_groups": float(self.over_age["groups"]),
-            "rollout/over_age_tokens": float(self.over_age["tokens"]),
+            **self.ages.metrics(),
             "rollout/groups_in_flight": float(len(self.flight)),
             **self.flight.metrics(),
         }
         self._taken_at, self.runner.reward_seconds = now, 0.0
-        self.over_age.clear()
         return metrics
-
-
-def mask_over_age(group: Group, oldest: int) -> int:
-    """Leave tokens sampled by weights older than `oldest` out of the loss; returns how many."""
-    masked = 0
-    for sample in group.samples:
-        for i, version in enumerate(sample.weight_versions):
-            if sample.loss_mask[i] and 0 <= version < oldest:
-                sample.loss_mask[i] = 0
-                masked += 1
-    return masked

@@ -13,6 +13,7 @@ import time
 from slime_rl.config import Config
 from slime_rl.protocols import DataBuffer, RolloutFunction
 from slime_rl.registry import ExtensionPoint
+from slime_rl.rollout.ages import AgeLimit
 from slime_rl.rollout.groups import GroupRunner
 from slime_rl.rollout.in_flight import InFlight
 from slime_rl.rollout.runtime import current_runtime
@@ -45,6 +46,9 @@ async def group_loop(config: Config, step: int, buffer: DataBuffer) -> RolloutOu
     needed = config.train.rollout_batch_size
     runner = GroupRunner(config)
     flight = InFlight(runner, buffer, current_runtime().lengths)
+    ages, max_age = AgeLimit(config.asynchrony.over_age, buffer, runner), config.buffer.buffer_max_age
+    oldest = 0 if max_age is None else step - max_age  # version that may train
+    ages.let_go(oldest)
     rounds = 0
     try:
         while len(buffer) < needed:
@@ -52,17 +56,19 @@ async def group_loop(config: Config, step: int, buffer: DataBuffer) -> RolloutOu
             if rounds > config.buffer.max_sampling_rounds:
                 raise ValueError(too_many_dropped(config, step, buffer, f"{rounds - 1} rounds"))
             asked = max(needed - len(buffer), config.buffer.over_sampling_batch_size or 0)
-            flight.start(buffer.reserve(asked), step)
+            flight.start(ages.begin_anew(buffer.reserve(asked), oldest), step)
             while flight and len(buffer) < needed:
                 await flight.settle()
         await flight.hand_back()
     finally:
         await flight.close()
     groups = buffer.take(step, needed)
+    ages.mask(groups, oldest)
     metrics = {
         "rollout/seconds": time.monotonic() - started,
         "rollout/reward_seconds": runner.reward_seconds,
         "rollout/sampling_rounds": float(rounds),
+        **ages.metrics(),
         **flight.metrics(),
     }
     return RolloutOutput(groups=groups, metrics=metrics)

@@ -23,7 +23,9 @@ def test_settings_of_asynchrony_that_do_nothing_are_noted(tmp_path: Path) -> Non
     def notes(*flags: str) -> str:
         return " ".join(config_notes(make_config(tmp_path, "--save-interval", "5", *flags)))
 
-    assert "do nothing without --fully-async" in notes("--max-staleness", "4")
+    assert "--max-staleness does nothing without --fully-async" in notes("--max-staleness", "4")
+    assert "--over-age does nothing without" in notes("--over-age", "drop")
+    assert notes("--over-age", "drop", "--buffer-max-age", "2") == ""
     assert "--partial-rollout does nothing" in notes("--partial-rollout")
     assert "--min-samples-per-group without" in notes("--min-samples-per-group", "2")
     assert "--off-policy-correction tis_token" in notes("--fully-async")

@@ -218,6 +218,8 @@ def any_mode(rng: random.Random) -> list[str]:
         flags += rng.choice([[], ["--no-wait-for-aging"]])
     else:
         flags += rng.choice([[], ["--replay-groups", "1", "--replay-max-uses", "2"]])
+        over_age = ["--over-age", rng.choice(["requeue", "drop", "mask"])]
+        flags += rng.choice([[], ["--buffer-max-age", "3", *over_age]])
     late = ["--sample-deadline-s", "90"]
     return [
         *flags,
@@ -285,7 +287,7 @@ def test_any_mix_of_settings_trains_each_prompt_once_within_the_bound(tmp_path: 
     counts = ledger.counts()
     states = ("waiting", "reserved", "generated", "committed", "dropped")
     assert sum(counts[state] for state in states) == ledger.next_group_index and counts["admitted"] == 0
-    if "--fully-async" in flags:
-        bound = int(flags[flags.index("--max-staleness") + 1])
-        oldest = [(step, group.oldest_version) for step, groups in enumerate(batches) for group in groups]
+    bounds = [int(flags[flags.index(f) + 1]) for f in ("--max-staleness", "--buffer-max-age") if f in flags]
+    for bound in bounds:
+        oldest = [(step, g.oldest_version) for step, groups in enumerate(batches) for g in groups if g.replays == 0]
         assert all(step - version <= bound for step, version in oldest if version is not None), flags

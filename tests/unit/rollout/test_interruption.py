@@ -130,6 +130,49 @@ def test_tokens_of_the_same_weights_stay_in_the_loss() -> None:
     assert sample.loss_mask == [0, 1, 1, 1]
 
 
+def test_a_partial_group_over_the_age_begins_anew(tmp_path: Path) -> None:
+    steps = Steps(tmp_path, *OVER_SAMPLING, "--partial-rollout", "--buffer-max-age", "2").run(5)
+    assert [output.metrics["rollout/over_age_groups"] for output in steps.outputs] == [0, 0, 0, 1, 0]
+    lost = [output.metrics["rollout/wasted_tokens"] for output in steps.outputs]
+    assert lost == [0, 0, 0, pytest.approx(120, abs=6), 0]  # 20 tokens of two samples in each of three steps
+    assert steps.outputs[3].metrics["rollout/over_age_tokens"] == lost[3]
+    (partial,) = steps.buffer.reserve(1)
+    assert {version for sample in partial.samples for version in sample.weight_versions} == {3, 4}
+
+
+def test_surplus_groups_over_the_age_are_generated_anew_dropped_or_masked(tmp_path: Path) -> None:
+    found = {}
+    for action in ("requeue", "drop", "mask"):
+        flags = ("--over-sampling-batch-size", "3", "--buffer-max-age", "0", "--over-age", action)
+        steps = Steps(tmp_path, *flags, length_of=lambda ids: 20).run(2)  # three groups finish at once
+        found[action] = [group.group_index for group in steps.outputs[1].groups]
+        trained = [v for g in steps.outputs[1].groups for s in g.samples for v, m in versions_and_mask(s) if m]
+        assert set(trained) == {1}
+        assert steps.outputs[1].metrics["rollout/over_age_groups"] == 1
+        assert steps.buffer.counts().get("dropped/stale", 0) == (action == "drop")
+        assert steps.buffer.counts().get("requeued/stale", 0) == (action == "requeue")
+    assert found == {"requeue": [2, 3], "drop": [3, 4], "mask": [2, 3]}
+
+
+def versions_and_mask(sample: Sample) -> list[tuple[int, int]]:
+    return list(zip(sample.weight_versions, sample.loss_mask, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--fully-async", "--buffer-max-age", "2"), "--buffer-max-age is --max-staleness with --fully-async, got 2"),
+        (
+            ("--rollout-ahead", "2", "--buffer-max-age", "1"),
+            "--buffer-max-age must be >= --rollout-ahead .2., got 1",
+        ),
+    ],
+)
+def test_an_age_that_cannot_be_kept_is_refused(tmp_path: Path, flags: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        scripted_config(tmp_path, 5, *SIZES, *flags)
+
+
 def one_sample_is_long(input_ids: list[int]) -> int:
     """Every second request takes 500."""
     one_sample_is_long.calls += 1  # type: ignore[attr-defined]
@@ -153,7 +196,7 @@ def test_a_group_that_needs_all_its_samples_is_tried_again_then_dropped(tmp_path
     assert [g.group_index for g in steps.outputs[0].groups] == [1, 2]
 
 
-def test_a_late_sample_keeps_its_tokens_with_partial_rollout(tmp_path: Path) -> None:
+def test_a_late_sample_keeps_itversions_and_mask_with_partial_rollout(tmp_path: Path) -> None:
     flags = ("--sample-deadline-s", "170", "--max-group-attempts", "3", "--partial-rollout")
     steps = Steps(tmp_path, *flags).run(1)
     assert [g.group_index for g in steps.outputs[0].groups] == [0, 1]
