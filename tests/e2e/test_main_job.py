@@ -62,7 +62,8 @@ def test_generation_ahead_trains_on_tokens_at_most_one_version_old(
     """The second one evaluates meanwhile, with weights that stay until it has ended."""
     run_dir = tmp_path / "run"
     evaluation = ["--eval-prompt-data", "held", f"{quickstart_data / 'heldout.jsonl'}@[0:40]", "--eval-interval", "2"]
-    flags = [*base_flags(quickstart_data, run_dir), "--num-steps", "4", *mode]
+    reward = ["--reward-function-path", "run_plugins:every_second"]  # an untrained model gets one, so weights change
+    flags = [*base_flags(quickstart_data, run_dir), "--num-steps", "4", *mode, *reward]
     flags += evaluation if "--fully-async" in mode else []
     result = run_train([*flags, "--num-updates-per-rollout", "2"])
     assert result.returncode == 0, result.stdout + result.stderr

@@ -154,6 +154,23 @@ def test_an_error_in_production_reaches_the_loop(tmp_path: Path, mode: tuple[str
         job(tmp_path, "--reward-function-path", "test_continuous:raising_reward", *mode)
 
 
+async def hanging_reward(config: Config, group: list[Sample]) -> list[float]:
+    if group[0].group_index == 9:
+        await asyncio.sleep(1e12)
+    return [1.0] * len(group)
+
+
+@pytest.mark.parametrize("mode", [(), ("--rollout-ahead", "1"), ("--fully-async",)])
+def test_what_hangs_in_production_ends_the_run_at_the_groups_time_or_is_dropped(
+    tmp_path: Path, mode: tuple[str, ...]
+) -> None:
+    flags = ("--reward-function-path", "test_continuous:hanging_reward", "--group-timeout-s", "900", *mode)
+    with pytest.raises(TimeoutError, match="group 9 was not generated and scored within --group-timeout-s 900"):
+        job(tmp_path, *flags)
+    done = job(tmp_path, *flags, "--rollout-error", "drop")
+    assert len(done.batches) == 12 and done.buffer.counts()["dropped/error_TimeoutError"] == 1
+
+
 def test_an_error_can_drop_the_group_and_is_counted(tmp_path: Path) -> None:
     flags = ("--reward-function-path", "test_continuous:raising_reward", "--rollout-error", "drop")
     done = job(tmp_path, *flags, "--fully-async")
