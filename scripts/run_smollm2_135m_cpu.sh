@@ -22,6 +22,6 @@ python -m slime_rl.train \
     --reward-function-path plugins.rewards.reasoning_gym:reward \
     --eval-prompt-data heldout "$HELDOUT" --eval-interval 10 \
     --rollout-batch-size 8 --n-samples-per-prompt 8 \
-    --max-prompt-len 128 --max-response-len 24 --max-tokens-per-worker 1024 \
+    --max-prompt-len 128 --max-response-len 24 --max-tokens-per-worker 1024 --engine-threads 2 \
     --num-steps "${STEPS:-30}" --lr 1e-5 --eps-clip-high 0.28 \
     --run-dir runs/smollm2-135m-grpo --overwrite --tensorboard "$@"

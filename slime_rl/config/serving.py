@@ -24,6 +24,9 @@ class EngineConfig:
     engine_max_total_tokens: int | None = None
     """Tokens that the KV cache holds; on CPU 32768 when not given."""
 
+    engine_threads: int = 1
+    """CPU threads of one engine; more are worth it for larger models, where trainers are idle meanwhile."""
+
     engine_health_first_wait_s: float = flag(0.0, aliases=("--rollout-health-check-first-wait",))
     """Seconds after an engine's start before its health is checked, where first requests take long (compilation)."""
 
@@ -50,6 +53,7 @@ class EngineConfig:
             is_key = path.is_file() and len(path.read_text().split()) == 1
             check(is_key, "--engine-api-key-file", "must be a file with one word in it", self.engine_api_key_file)
         check_positive(
+            engine_threads=self.engine_threads,
             engine_mem_fraction=self.engine_mem_fraction,
             engine_max_total_tokens=self.engine_max_total_tokens,
             engine_health_interval_s=self.engine_health_interval_s,

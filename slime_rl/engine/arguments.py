@@ -18,6 +18,7 @@ from slime_rl.engine.environment import engine_environment
 
 CHECK_TIMEOUT_S = 120.0
 CPU_KV_TOKENS = 32768
+CPU_PREFILL_TOKENS = 512  # as fast by token as more would be
 CPU_MEM_FRACTION = 0.8  # an upper bound only: the KV cache is sized by tokens, and its pages come as they are used
 
 # Fields of SGLang's ServerArgs that this room sets, and the flag of ours that decides them.
@@ -80,6 +81,8 @@ def sglang_arguments(config: Config, index: int, device: Literal["cpu", "cuda"],
         arguments["attention-backend"] = "torch_native"
         arguments["mem-fraction-static"] = engine.engine_mem_fraction or CPU_MEM_FRACTION
         arguments["max-total-tokens"] = engine.engine_max_total_tokens or CPU_KV_TOKENS
+        # Prefill in small pieces, one prompt of a kind first: the other samples of its group find it in the cache.
+        arguments["schedule-policy"], arguments["chunked-prefill-size"] = "lpm", CPU_PREFILL_TOKENS
         # An idle engine must not burn a core, and there is no GPU to overlap with.
         switches += ["--sleep-on-idle", "--disable-overlap-schedule"]
     if config.train.deterministic:

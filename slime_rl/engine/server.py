@@ -123,7 +123,9 @@ class EngineServer:
             arguments.append(f"--api-key={key}")
         self._process = SupervisedProcess(
             [sys.executable, "-m", *program, *arguments],
-            engine_environment(device, self.config.cluster.rollout_num_gpus_per_engine, self.gpus),
+            engine_environment(
+                device, self.config.cluster.rollout_num_gpus_per_engine, self.gpus, self.config.engine.engine_threads
+            ),
             self.log_path,
             shm_prefix=SGLANG_SHM_PREFIX,
         )

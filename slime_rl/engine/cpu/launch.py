@@ -7,6 +7,7 @@ because there is no CUDA context, and no thread runs yet when SGLang starts its 
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import multiprocessing
 import os
@@ -37,6 +38,7 @@ def serve(argv: list[str], *, seeded: bool) -> None:
         importlib.import_module(name)
     attention = importlib.import_module("slime_rl.engine.cpu.attention")
     attention.install()
+    gc.freeze()  # SGLang collects garbage at every weight update; without the imported code that takes no time
     if seeded:
         from slime_rl.engine.cpu import seeded_sampling
 
