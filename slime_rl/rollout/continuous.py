@@ -91,12 +91,16 @@ class ContinuousProduction:
         return RolloutOutput(groups=groups, metrics=metrics)
 
     async def _interrupt_late(self, step: int) -> None:
-        """End what runs and can no longer train in time, rather than let it keep the engines busy."""
+        """End what runs and can no longer train in time, rather than let it keep the engines busy.
+
+        Where late groups are waited for, that can only be surplus of over-sampling: it has used up no attempt.
+        """
         if self.options.over_age != "mask":
             running = [flight for flight in self.flight.flights.values() if flight.fate == "keep"]
             late = [flight for flight in running if self._deadline(flight.version) <= step]
             self.ages.num_groups += len(late)
-            await self.flight.interrupt(late, fate="drop" if self.options.over_age == "drop" else "restart")
+            fate = "drop" if self.options.over_age == "drop" else "restart"
+            await self.flight.interrupt(late, fate=fate, surplus=self.options.wait_for_aging)
 
     async def close(self) -> None:
         """Cancel all that runs; its groups stay reserved."""

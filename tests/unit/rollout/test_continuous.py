@@ -63,6 +63,16 @@ def test_staleness_0_gives_the_synchronous_batches(tmp_path: Path, filtered: boo
     assert len(continuous.batches) == 12 and set(continuous.ages()) == {0}
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_surplus_of_over_sampling_uses_up_no_attempt(tmp_path: Path, waits: bool) -> None:
+    """Group 7 takes too long in every step; it is at fault only where no step waits for groups that are late."""
+    flags = ("--fully-async", "--max-staleness", "0", "--over-sampling-batch-size", "6", "--max-group-attempts", "3")
+    done = job(tmp_path, *flags, *([] if waits else ["--no-wait-for-aging"]))
+    trained = [group.group_index for groups in done.batches for group in groups]
+    assert len(trained) == 12 * BATCH and 7 not in trained and done.client.num_aborted > 12
+    assert (done.buffer.counts().get("dropped/over_age", 0) == 0) == waits
+
+
 @pytest.mark.parametrize("bound", [1, 2, 4])
 def test_no_token_is_older_than_the_bound_and_nothing_is_wasted(tmp_path: Path, bound: int) -> None:
     done = job(tmp_path, "--fully-async", "--max-staleness", str(bound))
