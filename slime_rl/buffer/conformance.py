@@ -174,6 +174,7 @@ def lets_go_of_groups_that_are_too_old(make: MakeBuffer) -> None:
             fill(group)
             for sample in group.samples:
                 sample.weight_versions[0] = number
+            group.attempts = 2
             buffer.admit(group)
         expect(buffer.expire(0, action) == 0, "nothing is older than version 0", buffer.counts())
         expect(buffer.expire(2, action) == 2, "expire(2) lets go of versions 0 and 1", buffer.counts())
@@ -184,6 +185,7 @@ def lets_go_of_groups_that_are_too_old(make: MakeBuffer) -> None:
         if action == "requeue":
             expect(indices(again) == [0, 1], "requeued groups come first", again)
             expect(not any(s.response_length for g in again for s in g.samples), "without their old tokens", again)
+            expect([group.attempts for group in again] == [2, 2], "their attempts still count", again)
 
 
 def refuses_ways_that_are_not_in_the_ledger(make: MakeBuffer) -> None:
