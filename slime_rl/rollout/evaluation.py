@@ -17,6 +17,7 @@ from slime_rl.config.evaluation import for_evaluation
 from slime_rl.rollout.generate import eval_sampling_params
 from slime_rl.rollout.groups import GroupRunner
 from slime_rl.rollout.rewards.answers import final_answer, without_thinking
+from slime_rl.rollout.slots import Slots
 from slime_rl.types import Group, Prompt, Sample, Status
 
 SOLVED = 1.0  # a reward from which on a response counts as right
@@ -31,6 +32,9 @@ class EvaluationSet:
         rows = read_prompts(path, self.config.data)
         self.prompts = check_prompt_lengths(rows, encode, config.sampling.max_prompt_len, config.data.long_prompt)
         self.runner = GroupRunner(self.config)
+        requests = self.config.rollout.rollout_concurrency * self.config.cluster.rollout_num_engines
+        # Enough to keep the engines busy; all at once would count their waiting for each other as --group-timeout-s.
+        self.most_groups = max(1, 2 * requests // self.config.evaluation.eval_n_samples_per_prompt)
 
     async def evaluate(self) -> list[Group]:
         """Every prompt with its scored samples, in order.
@@ -40,16 +44,17 @@ class EvaluationSet:
             ValueError: what its generate or reward function raised.
         """
         groups = [self._group(i, prompt) for i, prompt in enumerate(self.prompts)]
+        turns = Slots(self.most_groups)
         try:
             async with asyncio.TaskGroup() as tasks:
                 for group in groups:
-                    tasks.create_task(self._run(group))
+                    tasks.create_task(self._run(group, turns))
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None  # the first one ended the others; it is the one to tell
         return groups
 
-    async def _run(self, group: Group) -> None:
-        async with self.runner.bounded(group):
+    async def _run(self, group: Group, turns: Slots) -> None:
+        async with turns, self.runner.bounded(group):
             for _ in range(ATTEMPTS):
                 await self.runner.generate_samples(group, eval_sampling_params(self.config))
                 if all(sample.status.is_finished for sample in group.samples):

@@ -102,6 +102,20 @@ def test_an_evaluation_that_hangs_or_raises_ends_with_that(
     run_virtual(go())
 
 
+def test_prompts_of_a_large_set_do_not_wait_for_each_other_on_their_own_time(tmp_path: Path) -> None:
+    held = ("--eval-prompt-data", "held", str(write_prompts(tmp_path / "held.jsonl", 30)), "--group-timeout-s", "250")
+    config = scripted_config(tmp_path, 5, *held, "--rollout-concurrency", "2", "--rollout-num-engines", "1")
+
+    async def go() -> float:
+        async with ScriptedClient(lambda ids: 50, slots=2) as client:
+            with use_runtime(RolloutRuntime(client=client, tokenizer=CharTokenizer())):
+                await Evaluator(config, lambda prompt: [1]).evaluate()
+        assert client.most_running == 2
+        return asyncio.get_running_loop().time()
+
+    assert run_virtual(go()) == pytest.approx(30 / 2 * 50)
+
+
 def test_every_set_is_scored_by_its_own_reward_while_production_goes_on(tmp_path: Path) -> None:
     write_prompts(tmp_path / "held.jsonl", 5)
     sets = ("--eval-prompt-data", "plain", str(tmp_path / "held.jsonl"), "own", str(tmp_path / "held.jsonl"))
