@@ -1,12 +1,12 @@
 """Break a real run again and again: does it lose or repeat a prompt, train on stale tokens, leave anything behind?
 
-    python benchmarks/chaos_engines.py --faults 100 --seed N [--faults-per-run 12]
+    python benchmarks/chaos_engines.py --faults 100 --seed N [--faults-per-run 25] [--undisturbed]
 
 Every run is `slime_rl.train` on the CPU with the tiny model, two engines and a train worker; health checks are quick.
 While it trains, engine mains, schedulers, supervisors, the router and the train worker are killed or stopped at random,
-engines are held up for a while (slow answers) and the router's port is taken while it is down. The run must end by
-itself with all its steps. Last line, over all runs: `faults=… lost=… twice=… stale_tokens=… left_over=…`; exit code 1
-unless all but the first are 0.
+engines are held up for a while (slow answers), all connections of the router or of an engine are cut, and the router's
+port is taken while it is down. The run must end by itself with all its steps. Last line, over all runs:
+`faults=… lost=… twice=… stale_tokens=… left_over=…`; exit code 1 unless all but the first are 0.
 
 lost and twice count prompt groups against the order that an undisturbed run trains them in; stale are tokens that
 another version sampled than the one that the step starts from; left over are processes, files in /dev/shm and temporary
@@ -16,11 +16,13 @@ files.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
+import errno
 import json
 import os
 import random
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -32,6 +34,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import psutil
@@ -41,9 +44,14 @@ from slime_rl.types import Sample
 from tools.make_quickstart import main as make_quickstart
 
 BATCH, SAMPLES, RESPONSE_LEN = 4, 4, 24
-HEALTH_TIMEOUT_S, TRAIN_TIMEOUT_S = 6.0, 10.0
+HEALTH_TIMEOUT_S, TRAIN_TIMEOUT_S = 5.0, 8.0
 PROGRESS_LIMIT_S = 180.0
-HELD_UP_S = 2.0  # below the health timeout: slow, not dead
+HELD_UP_S = 1.5  # below the health timeout: slow, not dead
+PORT_TAKEN_S = 2.0
+STEPS_PER_FAULT = 2.0  # a guess for the first run; the others go by what it took
+UNDISTURBED_STEPS = 60
+SPARE_STEPS = 6
+PIDFD_GETFD = 438  # the system call; Python has no name for it
 
 
 async def share_of_digits(config: Config, group: list[Sample]) -> list[float]:
@@ -83,6 +91,15 @@ class ChaosRun:
         with (self.folder / "log").open("w") as log:
             command = [sys.executable, "-m", "slime_rl.train", *flags]
             self.driver = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+
+    def __enter__(self) -> ChaosRun:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.driver.poll() is None:
+            self.driver.kill()
+            self.driver.wait()
+        shutil.rmtree(self.temporary, ignore_errors=True)
 
     def processes(self) -> list[psutil.Process]:
         """Every live process of this run: those with its mark in the environment, what is below them (a new process
@@ -162,8 +179,26 @@ def take_the_routers_port(router: psutil.Process) -> None:
             except OSError:
                 continue  # the dying router, or already its successor, still has it
             squatter.listen()
-            time.sleep(3)
+            time.sleep(PORT_TAKEN_S)
             return
+
+
+def cut_connections(process: psutil.Process) -> None:
+    """Shut down every TCP connection of a process, as a network between it and the others would."""
+    libc, pidfd = ctypes.CDLL(None, use_errno=True), os.pidfd_open(process.pid)
+    try:
+        for connection in process.net_connections("tcp"):
+            if connection.status != psutil.CONN_ESTABLISHED:
+                continue
+            descriptor = libc.syscall(PIDFD_GETFD, pidfd, connection.fd, 0)
+            if descriptor < 0 and ctypes.get_errno() == errno.EBADF:
+                continue  # closed since we looked
+            if descriptor < 0:
+                raise SystemExit(f"pidfd_getfd: {os.strerror(ctypes.get_errno())}; may this user trace processes?")
+            with socket.socket(fileno=descriptor) as own_copy, contextlib.suppress(OSError):  # closed meanwhile
+                own_copy.shutdown(socket.SHUT_RDWR)
+    finally:
+        os.close(pidfd)
 
 
 def hold_up(process: psutil.Process) -> None:
@@ -172,7 +207,7 @@ def hold_up(process: psutil.Process) -> None:
     process.resume()
 
 
-# name -> (part, what is done to it, how the log names it when it is noticed; None: it must not be)
+# name -> (part, what is done to it, how the log names it when it is noticed; None: it need not be)
 FAULTS: dict[str, tuple[str, Callable[[psutil.Process], Any], str | None]] = {
     "kill engine": ("engine", psutil.Process.kill, "engine"),
     "stop engine": ("engine", psutil.Process.suspend, "engine"),
@@ -180,8 +215,11 @@ FAULTS: dict[str, tuple[str, Callable[[psutil.Process], Any], str | None]] = {
     "stop scheduler": ("scheduler", psutil.Process.suspend, "engine"),
     "kill supervisor": ("supervisor", psutil.Process.kill, "engine"),
     "slow engine": ("engine", hold_up, None),
+    "slow scheduler": ("scheduler", hold_up, None),
+    "cut engine's connections": ("engine", cut_connections, None),
     "kill router": ("router", psutil.Process.kill, "the router"),
     "stop router": ("router", psutil.Process.suspend, "the router"),
+    "cut router's connections": ("router", cut_connections, None),
     "take router's port": ("router", take_the_routers_port, "the router"),
     "kill trainer": ("trainer", psutil.Process.kill, "train worker"),
     "stop trainer": ("trainer", psutil.Process.suspend, "train worker"),
@@ -198,7 +236,7 @@ def inject(run: ChaosRun, name: str, rng: random.Random) -> float | None:
     injected = datetime.now()
     try:
         action(rng.choice(victims))
-    except psutil.Error:
+    except (psutil.Error, ProcessLookupError):
         return None
     if noticed_as is None:
         return 0.0
@@ -233,15 +271,17 @@ def final_reward(run: ChaosRun) -> float:
     return sum(last) / len(last)
 
 
-def disturb(run: ChaosRun, num_faults: int, rng: random.Random, kinds: list[str]) -> dict[str, list[float]]:
+def disturb(run: ChaosRun, num_faults: int, rng: random.Random) -> dict[str, list[float]]:
     """Break things until the run ends or `num_faults` are done; seconds to notice, by kind."""
     seconds: dict[str, list[float]] = {}
+    kinds: list[str] = []
     done = 0
     while done < num_faults and run.driver.poll() is None:
         reached = run.steps()
         run.wait(lambda reached=reached: run.steps() != reached, "a step")
-        time.sleep(rng.uniform(0, 1.5))
-        name = kinds[(done + rng.randrange(2)) % len(kinds)]
+        time.sleep(rng.uniform(0, 0.5))
+        kinds = kinds or rng.sample(sorted(FAULTS), len(FAULTS))
+        name = kinds.pop()
         if (took := inject(run, name, rng)) is not None:
             seconds.setdefault(name, []).append(took)
             done += 1
@@ -249,46 +289,61 @@ def disturb(run: ChaosRun, num_faults: int, rng: random.Random, kinds: list[str]
     return seconds
 
 
+def finish(run: ChaosRun) -> tuple[Counter[str], float]:
+    """Wait for the end of a run; what was wrong with it, and its reward at the end."""
+    code = run.driver.wait(PROGRESS_LIMIT_S * 2)
+    if code != 0:
+        print((run.folder / "log").read_text()[-3000:])
+        print("\n".join(run.fault_lines()[-20:]))
+        raise SystemExit(f"{run.folder.name} ended with exit code {code}")
+    left = run.left_over()
+    if left:
+        print(f"  left over: {left}")
+    lost, twice, stale = check(run)
+    return Counter(lost=lost, twice=twice, stale_tokens=stale, left_over=len(left)), final_reward(run)
+
+
+def chaos(folder: Path, num_faults: int, per_run: int, rng: random.Random) -> Counter[str]:
+    """Run after run until `num_faults` are done; the totals."""
+    totals: Counter[str] = Counter()
+    slowest: dict[str, float] = {}
+    started, steps_each, number = time.monotonic(), STEPS_PER_FAULT, 0
+    while totals["faults"] < num_faults:
+        wanted = min(per_run, num_faults - totals["faults"])
+        num_steps = int(wanted * steps_each) + SPARE_STEPS
+        with ChaosRun(folder / f"run {number}", folder / "data", num_steps) as run:
+            seconds = disturb(run, wanted, rng)
+            faults, reached = sum(map(len, seconds.values())), run.steps()
+            wrong, reward = finish(run)
+        # Steps go on while a fault is waited for: a run with too few ends before it has had its faults.
+        steps_each = 1.2 * reached / max(1, faults)
+        totals += wrong + Counter(faults=faults)
+        number += 1
+        slowest |= {kind: max([slowest.get(kind, 0.0), *took]) for kind, took in seconds.items()}
+        each = (time.monotonic() - started) / max(1, totals["faults"])
+        print(f"{run.folder.name}: {faults} faults in {num_steps} steps, {each:.1f} s a fault so far, wrong: "
+              f"{dict(+wrong) or 'nothing'}, reward at the end {reward:.3f}", flush=True)  # fmt: skip
+    for kind, took in sorted(slowest.items()):
+        print(f"{kind}: noticed within {took:.1f} s")
+    return totals
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--faults-per-run", type=int, default=12)
+    parser.add_argument("--faults-per-run", type=int, default=25)
     parser.add_argument("--undisturbed", action="store_true", help="also train without faults and compare the reward")
     args = parser.parse_args()
-    rng = random.Random(args.seed)
-    totals: Counter[str] = Counter()
-    slowest: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="chaos_") as name:
         folder = Path(name)
         make_quickstart(["--output", str(folder / "data")])
-        number = 0
-        while totals["faults"] < args.faults or (args.undisturbed and number == 0):
-            whole = args.undisturbed and number == 0
-            wanted = 0 if whole else min(args.faults_per_run, args.faults - totals["faults"])
-            kinds = sorted(FAULTS)
-            rng.shuffle(kinds)
-            run = ChaosRun(folder / str(number), folder / "data", num_steps=2 * args.faults_per_run + 6)
-            try:
-                seconds = disturb(run, wanted, rng, kinds)
-                code = run.driver.wait(PROGRESS_LIMIT_S * 2)
-            finally:
-                if run.driver.poll() is None:
-                    run.driver.send_signal(signal.SIGKILL)
-            if code != 0:
-                print((run.folder / "log").read_text()[-3000:])
-                print("\n".join(run.fault_lines()[-20:]))
-                raise SystemExit(f"run {number} ended with exit code {code}")
-            left = run.left_over()
-            lost, twice, stale = check(run)
-            faults = sum(map(len, seconds.values()))
-            totals += Counter(faults=faults, lost=lost, twice=twice, stale_tokens=stale, left_over=len(left))
-            slowest |= {kind: max([slowest.get(kind, 0.0), *took]) for kind, took in seconds.items()}
-            print(f"run {number}: faults {faults}, lost {lost}, twice {twice}, stale tokens {stale}, left over {left}, "
-                  f"reward at the end {final_reward(run):.3f}", flush=True)  # fmt: skip
-            number += 1
-    for kind, took in sorted(slowest.items()):
-        print(f"{kind}: noticed within {took:.1f} s")
+        totals: Counter[str] = Counter()
+        if args.undisturbed:
+            with ChaosRun(folder / "undisturbed", folder / "data", UNDISTURBED_STEPS) as run:
+                totals, reward = finish(run)
+            print(f"undisturbed: reward at the end {reward:.3f}", flush=True)
+        totals += chaos(folder, args.faults, args.faults_per_run, random.Random(args.seed))
     print(" ".join(f"{name}={totals[name]}" for name in ("faults", "lost", "twice", "stale_tokens", "left_over")))
     return 0 if sum(totals.values()) == totals["faults"] else 1
 

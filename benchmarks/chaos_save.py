@@ -39,25 +39,6 @@ MAX_SAVES = 40  # of one process; it is killed long before
 REPORT_TIMEOUT_S = 300.0
 
 
-class Trainers:
-    """What the cluster's train group is to a Saver, for one worker in this process."""
-
-    def __init__(self, worker: TrainWorker) -> None:
-        self.worker = worker
-
-    def save(self, path: str, step: int) -> None:
-        self.worker.save(path, step, {})
-
-    def begin_save(self, path: str, step: int) -> None:
-        self.worker.begin_save(path, step, {})
-
-    def save_is_written(self) -> bool:
-        return self.worker.save_is_written()
-
-    def finish_save(self) -> None:
-        self.worker.finish_save()
-
-
 class Buffer:
     """A buffer whose state is a small file."""
 
@@ -68,11 +49,14 @@ class Buffer:
 def trainer(folder: Path, report: int, limit_bytes: int | None) -> None:
     """The process that is killed: load, then train and save, and say so in one line each."""
     from slime_rl.cluster.saver import Saver
+    from slime_rl.cluster.train_group import TrainActor
 
     def say(line: str) -> None:
         os.write(report, f"{line}\n".encode())
 
-    worker = TrainWorker(make_config(folder / "model"), 0, 1, "127.0.0.1", free_ports(1)[0])
+    config = make_config(folder / "model")
+    actor = TrainActor(config, 0, None)  # a run's train worker without Ray around it
+    worker = actor.worker = TrainWorker(config, 0, 1, "127.0.0.1", free_ports(1)[0])
     step = 0
     if (folder / "checkpoints" / "latest").is_file():
         newest, meta = find_checkpoint(folder / "checkpoints")
@@ -81,10 +65,7 @@ def trainer(folder: Path, report: int, limit_bytes: int | None) -> None:
         assert step == meta.step, f"{newest} holds step {step}"
     say(f"loaded {step}")
     flags = ("--save", str(folder / "checkpoints"), "--keep-checkpoints", str(KEEP))
-    savers = [
-        Saver(make_config(folder / "model", *flags, *more), Trainers(worker), Buffer())
-        for more in ((), ("--async-save",))
-    ]
+    savers = [Saver(make_config(folder / "model", *flags, *more), actor, Buffer()) for more in ((), ("--async-save",))]
     if limit_bytes is not None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write beyond it is an OSError then
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, resource.RLIM_INFINITY))

@@ -249,8 +249,9 @@ def dry_run(config: Config, gpu: str | None = None) -> tuple[str, bool]:
     lines += [f"  note  {note}" for note in config_notes(config)]
     if config.needs_engines:
         device = "cpu" if config.cluster.device == "cpu" else "cuda"
-        words = sglang_arguments(config, 0, device, "HOST", 0)
-        lines += ["", "arguments of the first engine", "  " + shlex.join(words)]
+        for model in config.served_models:
+            words = sglang_arguments(config.for_engine(model, model.groups[0]), 0, device, "HOST", 0)
+            lines += ["", f"arguments of the first engine of {model.name}", "  " + shlex.join(words)]
     try:
         plan = make_plan(config, find_site(config, gpu), find_lengths(config))
     except ValueError as error:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from slime_rl.cluster.checkpoint import find_checkpoint, read_meta, verify
-from slime_rl.cluster.engines import EngineGroup
+from slime_rl.cluster.engines import EngineGroup, other_engines, policy_engines
 from slime_rl.cluster.errors import TrainWorkerLost
 from slime_rl.cluster.load_checks import check_loadable
 from slime_rl.cluster.placement import Placement
@@ -80,7 +80,8 @@ class Cluster:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.engines: EngineGroup | None = None
+        self.engines: EngineGroup | None = None  # of the policy
+        self.others: dict[str, EngineGroup] = {}  # of the models beside it, by name
         self.rollout: Any = None  # Rollout, once started
         self.actor: Any = None  # TrainGroup, once started
         self.saver: Any = None  # Saver, once started
@@ -115,15 +116,20 @@ class Cluster:
         self.actor = TrainGroup(config, placement)
         self.saver = Saver(config, self.actor, self.rollout)
         if config.needs_engines:
-            self.engines = EngineGroup(config, placement)
+            self.engines = policy_engines(config, placement)
             pending["engines"] = self.engines.start()
+            self.others = other_engines(config, placement)
+            pending |= {f"engines of {name}": group.start() for name, group in self.others.items()}
         pending["trainers"] = self.actor.start()
         started = _wait_all(pending, config.cluster.start_timeout_s)
         self.actor.connect(started["trainers"])
         if self.engines is not None:
             self.engines.connect(started["engines"])
+            for name, group in self.others.items():
+                group.connect(started[f"engines of {name}"])
             self.rollout.look_after = self._look_after
-        self.rollout.connect(self.engines.router.url if self.engines else None)
+        beside = {name: group.router.url for name, group in self.others.items()}
+        self.rollout.connect(self.engines.router.url if self.engines else None, beside)
 
     @contextmanager
     def training(self) -> Iterator[None]:
@@ -200,7 +206,8 @@ class Cluster:
         while the trainer, which has nothing to do now, still has the weights that the others serve."""
         engines = self.engines
         assert engines is not None
-        engines.guard.check()
+        for group in (engines, *self.others.values()):
+            group.guard.check()
         if not (stale := engines.guard.urls(EngineState.STALE)):
             return
         if self._held_back is not None:
@@ -245,9 +252,11 @@ class Cluster:
     def fault_metrics(self) -> dict[str, float]:
         """Restarts so far."""
         counts = {"faults/train_restarts": float(self.num_train_restarts)}
-        if self.engines is not None:
-            restarts = self.engines.guard.num_restarts
-            counts |= {f"faults/{what}_restarts": float(count) for what, count in restarts.items()}
+        guards = [group.guard for group in self._all_engines()]
+        if guards:
+            for what in ("engine", "router"):
+                counts[f"faults/{what}_restarts"] = float(sum(guard.num_restarts[what] for guard in guards))
+            counts["faults/slow_engines"] = float(sum(guard.num_slow for guard in guards))
         return counts
 
     def save(self, step: int) -> None:
@@ -283,10 +292,14 @@ class Cluster:
 
     def abandon(self) -> None:
         """After a failure: actors may be busy for long, so they are not asked; all of them end with the Ray session."""
-        if self.engines is not None:
-            self.engines.guard.close()
-            self.engines.router.stop()
+        for group in self._all_engines():
+            group.guard.close()
+            group.router.stop()
         self.rollout = self.actor = self.engines = None
+        self.others = {}
+
+    def _all_engines(self) -> list[EngineGroup]:
+        return [group for group in (self.engines, *self.others.values()) if group is not None]
 
     def stop(self) -> None:
         """End engines, router and reward processes; Ray ends its own workers. Idempotent."""
@@ -294,9 +307,10 @@ class Cluster:
             ray.wait([self.rollout.begin("close")], timeout=10)
         if self.actor is not None:
             self.actor.stop()
-        if self.engines is not None:
-            self.engines.stop()
+        for group in self._all_engines():
+            group.stop()
         self.rollout = self.actor = self.engines = None
+        self.others = {}
 
 
 def _wait_all(pending: dict[str, list[Any]], timeout_s: float) -> dict[str, list[Any]]:

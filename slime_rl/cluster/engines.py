@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +49,15 @@ class EngineActor:
 class EngineHandle:
     """The driver's side of one engine; a lost Ray worker is replaced by another in the same bundle."""
 
-    def __init__(self, config: Config, placement: Placement, index: int) -> None:
-        self.config, self.placement, self.index = config, placement, index
-        self.actor = self._make()
+    def __init__(
+        self, config: Config, placement: Placement, index: int, options: dict[str, Any], gpus: tuple[int, ...]
+    ) -> None:
+        self.config, self.placement, self.index, self.options, self.gpus = config, placement, index, options, gpus
+        self.actor = self._make(gpus)
 
-    def _make(self) -> Any:
-        options, gpus = self.placement.engine_options(self.index), self.placement.engine_gpus(self.index)
+    def _make(self, gpus: tuple[int, ...]) -> Any:
         run_dir = str(self.config.run_dir)
-        return ray.remote(EngineActor).options(**options).remote(self.config, self.index, run_dir, gpus)
+        return ray.remote(EngineActor).options(**self.options).remote(self.config, self.index, run_dir, gpus)
 
     def begin(self) -> Any:
         """Start the server; the reference resolves to its URL."""
@@ -74,6 +76,10 @@ class EngineHandle:
         except RayActorError:
             return "was lost with its Ray worker"
 
+    def weight_version(self) -> int | None:
+        """See engine.guard.Restartable; nobody else restarts it."""
+        return None
+
     def restart(self) -> str:
         """See engine.guard.Restartable."""
         limit_s = self.config.cluster.start_timeout_s + _RESTART_MARGIN_S
@@ -83,7 +89,7 @@ class EngineHandle:
             raise RuntimeError(str(root_cause(error))) from error
         except (GetTimeoutError, RayActorError):
             ray.kill(self.actor)  # its server ends with it
-        self.actor = self._make()
+        self.actor = self._make(self.placement.present_gpus([(self.options, self.gpus)])[0])
         try:
             return ray.get(self.actor.start.remote(), timeout=limit_s)
         except GetTimeoutError as error:  # most likely Ray waits for a node in place of a lost one
@@ -97,6 +103,7 @@ class ExternalEngine:
 
     def __init__(self, config: Config, url: str) -> None:
         self.url, self.limit_s = url.rstrip("/"), config.cluster.start_timeout_s
+        self.headers = config.engine.authorization
 
     def begin(self) -> Any:
         """As EngineHandle.begin."""
@@ -105,6 +112,19 @@ class ExternalEngine:
     def end_message(self) -> str | None:
         """Nothing is known of its process."""
         return None
+
+    def weight_version(self) -> int | None:
+        """See engine.guard.Restartable; None when it does not tell a number."""
+
+        async def ask() -> str:
+            async with EngineControl(self.url, _ACTOR_ANSWER_S, headers=self.headers) as control:
+                return await control.weight_version()
+
+        try:
+            told = asyncio.run(ask())
+        except EngineError:
+            return None  # the next health check looks into it
+        return int(told) if told.isdecimal() else None
 
     def restart(self) -> str:
         """Wait until it answers again; who runs it must start it."""
@@ -133,16 +153,17 @@ def serving_host(config: Config) -> str:
 
 
 class EngineGroup:
-    """All engines and the router in front of them."""
+    """All engines of one model and the router in front of them. `beside` is the name of a model that is not the policy:
+    it keeps its weights."""
 
-    def __init__(self, config: Config, placement: Placement) -> None:
-        self.router = RouterProcess(config, config.run_dir, host=serving_host(config))
-        self.guard = EngineGuard(config, self.router)
+    def __init__(
+        self, config: Config, handles: Sequence[EngineHandle | ExternalEngine], beside: str | None = None
+    ) -> None:
+        name, label = ("router", "") if beside is None else (f"router_{beside}", f"{beside}: ")
+        self.router = RouterProcess(config, config.run_dir, host=serving_host(config), name=name)
+        self.guard = EngineGuard(config, self.router, keeps_weights=beside is not None, label=label)
         self.headers = config.engine.authorization
-        external = config.cluster.rollout_external_engine_addrs
-        self.handles: list[EngineHandle | ExternalEngine] = [ExternalEngine(config, url) for url in external]
-        if not external:
-            self.handles += [EngineHandle(config, placement, i) for i in range(config.cluster.rollout_num_engines)]
+        self.handles = handles
 
     def start(self) -> list[Any]:
         """Begin starting; the returned references resolve to the engines' URLs."""
@@ -155,7 +176,7 @@ class EngineGroup:
 
     def updatable(self) -> list[str]:
         """URLs of the engines that can take new weights."""
-        return self.guard.urls(EngineState.SERVING, EngineState.STALE)
+        return self.guard.urls(EngineState.SERVING, EngineState.STALE, EngineState.SLOW)
 
     def settle(self, version: int, updated: list[str], failed: dict[str, str]) -> None:
         """After a weight update: replace the engines that failed in it, and give traffic to the stale ones that now
@@ -182,6 +203,36 @@ class EngineGroup:
         if ends := [end for handle in self.handles for end in handle.stop()]:
             ray.wait(ends, num_returns=len(ends), timeout=20)
         self.router.stop()
+
+
+def policy_engines(config: Config, placement: Placement) -> EngineGroup:
+    """The engines that generate, with the arguments of their groups."""
+    external = config.cluster.rollout_external_engine_addrs
+    if external:
+        return EngineGroup(config, [ExternalEngine(config, url) for url in external])
+    policy = config.served_models[0]
+    own = [config.for_engine(policy, group) for group in policy.groups for _ in range(group.num_engines)]
+    handles = [
+        EngineHandle(engine, placement, index, placement.engine_options(index), placement.engine_gpus(index))
+        for index, engine in enumerate(own)
+    ]
+    return EngineGroup(config, handles)
+
+
+def other_engines(config: Config, placement: Placement) -> dict[str, EngineGroup]:
+    """The models of --sglang-config beside the policy, by name; their engines are numbered after the policy's."""
+    found: dict[str, EngineGroup] = {}
+    policy, *others = config.served_models
+    index = policy.num_engines
+    for model in others:
+        handles = []
+        for group in model.groups:
+            engine = config.for_engine(model, group)
+            for options, gpus in placement.reserve_engines(group.num_engines, group.num_gpus_per_engine):
+                handles.append(EngineHandle(engine, placement, index, options, gpus))
+                index += 1
+        found[model.name] = EngineGroup(config, handles, model.name)
+    return found
 
 
 async def _fingerprints(urls: list[str], headers: dict[str, str]) -> dict[str, tuple[str, str] | EngineError]:

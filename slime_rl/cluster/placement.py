@@ -8,9 +8,11 @@ its own by index and asks Ray for none, since Ray's choice inside a bundle has n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import ray
+from ray.exceptions import GetTimeoutError
 from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -36,6 +38,7 @@ class Placement:
     def __init__(self, config: Config) -> None:
         cluster = config.cluster
         self.config, self.uses_gpus = config, cluster.device == "cuda"
+        self._gpus: dict[tuple[str, int], list[int]] = {}  # by placement group and bundle, as they were at first
         self.places: list[EnginePlace] = []
         has_engines = config.needs_engines and not cluster.rollout_external_engine_addrs
         workers, per_engine = cluster.train_num_workers, cluster.rollout_num_gpus_per_engine
@@ -69,6 +72,35 @@ class Placement:
     def engine_gpus(self, index: int) -> tuple[int, ...]:
         """Indices of the GPUs of engine `index` on its node; none on CPU."""
         return self.places[index].gpus
+
+    def present_gpus(self, wanted: Sequence[tuple[dict[str, Any], tuple[int, ...]]]) -> list[tuple[int, ...]]:
+        """For (Ray options, indices of the GPUs as they were at first) the indices now: when a node is lost Ray moves
+        its bundles to another one, where other GPUs may be free.
+
+        Raises:
+            RuntimeError: Ray has no place for a bundle; says after how long.
+        """
+        if not self.uses_gpus:
+            return [gpus for _, gpus in wanted]
+        bundles = {_key(options): options for options, _ in wanted}
+        asked = {
+            key: ray.remote(_node_and_gpus).options(**{**options, "num_gpus": len(self._gpus[key])}).remote()
+            for key, options in bundles.items()
+        }
+        limit_s = self.config.cluster.start_timeout_s
+        try:
+            found = dict(zip(asked, ray.get(list(asked.values()), timeout=limit_s), strict=True))
+        except GetTimeoutError as error:
+            raise RuntimeError(f"Ray had no place for it within {limit_s:g} s; has a node been lost?") from error
+        moved = {key: dict(zip(sorted(self._gpus[key]), sorted(gpus), strict=True)) for key, (_, gpus) in found.items()}
+        return [tuple(moved[_key(options)][gpu] for gpu in gpus) for options, gpus in wanted]
+
+    def reserve_engines(self, num_engines: int, gpus_per_engine: int) -> list[tuple[dict[str, Any], tuple[int, ...]]]:
+        """(Ray options, indices of the GPUs) of engines beside those of the policy, on GPUs of their own."""
+        plan = BundlePlan(num_engines, gpus_per_engine, spread=False)
+        group = self._reserve(plan, cpus_each=1)
+        places = engine_places(self._slots(group, plan), num_engines, gpus_per_engine)
+        return [(_options(group, place.bundle), place.gpus) for place in places]
 
     def _reserve(self, plan: BundlePlan, cpus_each: int) -> PlacementGroup:
         bundle = {"CPU": float(cpus_each * plan.processes)}
@@ -108,12 +140,19 @@ class Placement:
             for bundle in range(plan.count)
         ]
         found = ray.get(asked, timeout=self.config.cluster.start_timeout_s)
+        self._gpus |= {_key(_options(group, bundle)): gpus for bundle, (_, gpus) in enumerate(found)}
         return [Slot(node, gpu, bundle) for bundle, (node, gpus) in enumerate(found) for gpu in gpus]
 
 
 def _node_and_gpus() -> tuple[str, list[int]]:
     """Runs in a bundle: its node, and the indices of all its GPUs."""
     return ray.get_runtime_context().get_node_id(), [int(gpu) for gpu in ray.get_gpu_ids()]
+
+
+def _key(options: dict[str, Any]) -> tuple[str, int]:
+    """Which bundle an actor with these options is in."""
+    strategy = options["scheduling_strategy"]
+    return strategy.placement_group.id.hex(), strategy.placement_group_bundle_index
 
 
 def _options(group: PlacementGroup, bundle: int, gpus: int = 0) -> dict[str, Any]:

@@ -75,6 +75,7 @@ def _start_head(config: Config) -> tuple[SupervisedProcess, str]:
     logs = config.run_dir / "logs"
     address_file = logs / "ray_address"
     num_cpus = 2 * max(config.cluster.train_num_workers, config.cluster.rollout_num_engines) + _OTHER_ACTORS
+    num_cpus += config.num_gpus_beside
     head = SupervisedProcess(
         [sys.executable, "-m", "slime_rl.cluster.ray_head", *map(str, (address_file, num_cpus, _object_store_bytes()))],
         # Ray's workers, and so trainer and engines, would run at niceness 15 behind anything else on the machine.

@@ -102,8 +102,8 @@ class RolloutManager:
         assert self.opened is not None, "a run that only evaluates has no buffer"
         return self.opened
 
-    async def connect(self, router_url: str | None) -> None:
-        """Make the client; None for a run without engines."""
+    async def connect(self, router_url: str | None, models: dict[str, str] | None = None) -> None:
+        """Make the client; None for a run without engines. `models` are the routers of models beside the policy."""
         client, trace = None, open_trace(self.config, "rollout")
         if router_url is not None:
             slots = self.config.rollout.rollout_concurrency * self.config.cluster.rollout_num_engines
@@ -122,6 +122,7 @@ class RolloutManager:
             tokenizer=self.tokenizer,
             make_parser=self._make_parser,
             gateway=self.gateway,
+            models=models or {},
             trace=trace,
             lengths=self.lengths,
         )

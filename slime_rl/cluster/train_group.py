@@ -64,7 +64,7 @@ class TrainActor:
         if self.sender is None:
             self.sender = make_sender(self.config, urls, host=self.address)
         self.sender.connect(urls)
-        limit = self.config.weight_sync.weight_sync_bucket_bytes
+        limit = self.config.weight_sync.bucket_bytes(self.config.cluster.device)
         buckets = split_buckets(stream, limit, skip=tied_names(self.config.model.hf_checkpoint))
         with self.worker.state.trace.span("steps", f"send weights {version}"):
             return self.sender.send(buckets, version)
@@ -125,15 +125,23 @@ class TrainGroup:
         self.config, self.placement = config, placement
         self.data_parallel_ranks: list[int] = []
         self.pulses: list[Pulse] = []
-        self.actors = self._make()
+        self.actors = self._make([self.placement.train_gpu(rank) for rank in self._ranks])
 
-    def _make(self) -> list[Any]:
+    @property
+    def _ranks(self) -> range:
+        return range(self.config.cluster.train_num_workers)
+
+    def _make(self, gpus: list[int | None]) -> list[Any]:
         return [
-            ray.remote(TrainActor)
-            .options(**self.placement.train_options(rank))
-            .remote(self.config, rank, self.placement.train_gpu(rank))
-            for rank in range(self.config.cluster.train_num_workers)
+            ray.remote(TrainActor).options(**self.placement.train_options(rank)).remote(self.config, rank, gpus[rank])
+            for rank in self._ranks
         ]
+
+    def _present_gpus(self) -> list[int | None]:
+        """Of every worker, where its bundle is now."""
+        first = [(self.placement.train_options(rank), self.placement.train_gpu(rank)) for rank in self._ranks]
+        present = self.placement.present_gpus([(options, () if gpu is None else (gpu,)) for options, gpu in first])
+        return [gpus[0] if gpus else None for gpus in present]
 
     def start(self) -> list[Any]:
         """Begin building the workers; what the returned references resolve to is for `connect`."""
@@ -153,7 +161,7 @@ class TrainGroup:
             on_its_node = NodeAffinitySchedulingStrategy(pulse.node_id, soft=True)
             ray.get(ray.remote(end_process).options(num_cpus=0, scheduling_strategy=on_its_node).remote(pulse.pid))
         self.pulses = []
-        self.actors = self._make()
+        self.actors = self._make(self._present_gpus())
         self.connect(self._collect(self.start()))
 
     def train(self, step: int, shards: list[Any]) -> dict[str, float]:

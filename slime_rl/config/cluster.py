@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from slime_rl.config.checks import check, check_not_negative, check_positive
 from slime_rl.config.flags import flag
+from slime_rl.config.served_models import read_served_models
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +103,13 @@ def derived_counts(values: Mapping[str, Any]) -> dict[str, int]:
     found: dict[str, int] = {}
     if values.get("train_num_workers") is None and values.get("num_nodes") and values.get("num_workers_per_node"):
         found["train_num_workers"] = values["num_nodes"] * values["num_workers_per_node"]
-    if values.get("rollout_num_engines") is None:
+    if values.get("sglang_config"):
+        policy = read_served_models(values["sglang_config"], values.get("rollout_num_gpus_per_engine") or 1)[0]
+        if values.get("rollout_num_gpus_per_engine") is None:
+            found["rollout_num_gpus_per_engine"] = policy.groups[0].num_gpus_per_engine
+        if values.get("rollout_num_engines") is None:
+            found["rollout_num_engines"] = policy.num_engines
+    elif values.get("rollout_num_engines") is None:
         if values.get("rollout_external_engine_addrs"):
             found["rollout_num_engines"] = len(values["rollout_external_engine_addrs"])
         elif values.get("rollout_num_gpus"):

@@ -23,6 +23,7 @@ from slime_rl.config.flags import StrictParser, add_dataclass, build, split_pass
 from slime_rl.config.model import ModelConfig
 from slime_rl.config.rollout import BufferConfig, DataConfig, EvalConfig, RewardConfig, RolloutConfig, SamplingConfig
 from slime_rl.config.run import CheckpointConfig, LoggingConfig
+from slime_rl.config.served_models import FLAG, POLICY, SCHEME, ServedModel, ServerGroup, read_served_models
 from slime_rl.config.serving import EngineConfig, RouterConfig, WeightSyncConfig
 from slime_rl.config.training import OptimizerConfig, TrainConfig
 from slime_rl.config.yaml_file import expand_config_files
@@ -73,6 +74,7 @@ class Config:
         self._check_data()
         self._check_algorithm()
         self._check_asynchrony()
+        self._check_served_models()
         for name, _ in self.evaluation.datasets:
             for_evaluation(self, name)  # raises where an override is wrong
         check_override_names(self)
@@ -170,6 +172,50 @@ class Config:
                 "works step by step, so it cannot be chosen with --fully-async",
                 function,
             )
+
+    def _check_served_models(self) -> None:
+        models, url = self.served_models, self.reward.reward_url or ""
+        if self.engine.sglang_config is not None:
+            external = self.cluster.rollout_external_engine_addrs
+            check(not external, FLAG, "cannot be used with --rollout-external-engine-addrs", self.engine.sglang_config)
+            policy, path = models[0], self.model.hf_checkpoint
+            count, each = self.cluster.rollout_num_engines, self.cluster.rollout_num_gpus_per_engine
+            check(policy.num_engines == count, "--rollout-num-engines", f"must be as in {FLAG}, or left out", count)
+            same = policy.groups[0].num_gpus_per_engine == each
+            check(same, "--rollout-num-gpus-per-engine", f"must be as in {FLAG}, or left out", each)
+            is_ours = policy.model_path is None or Path(policy.model_path).resolve() == Path(path).resolve()
+            check(is_ours, f"{FLAG}: {policy.name}: model_path", f"must be --hf-checkpoint ({path})", policy.model_path)
+        if url.startswith(SCHEME):
+            names = [model.name for model in models if not model.is_policy]
+            rule = f"must name a model of {FLAG} that is not the policy ({', '.join(names) or 'there is none'})"
+            check(url.removeprefix(SCHEME) in names, "--reward-url", rule, url)
+
+    @property
+    def served_models(self) -> tuple[ServedModel, ...]:
+        """What engines serve, the policy first. Reads --sglang-config: for the driver's machine only."""
+        each = self.cluster.rollout_num_gpus_per_engine
+        if self.engine.sglang_config is not None:
+            return read_served_models(self.engine.sglang_config, each)
+        group = ServerGroup(self.cluster.rollout_num_engines, each)
+        return (ServedModel(POLICY, None, True, (group,)),)
+
+    @property
+    def num_gpus_beside(self) -> int:
+        """GPUs of the engines of models beside the policy (on CPU: their places)."""
+        groups = [group for model in self.served_models[1:] for group in model.groups]
+        return sum(group.num_engines * group.num_gpus_per_engine for group in groups)
+
+    def for_engine(self, model: ServedModel, group: ServerGroup) -> Config:
+        """As an engine of that group is to see it. --sglang-* flags are the policy's."""
+        passed = self.engine.sglang_args if model.is_policy else ()
+        changes: dict[str, tuple[Any, dict[str, Any]]] = {
+            "model": (self.model, {"hf_checkpoint": model.model_path or self.model.hf_checkpoint}),
+            "engine": (self.engine, {"sglang_args": (*passed, *group.arguments)}),
+            "cluster": (self.cluster, {"rollout_num_gpus_per_engine": group.num_gpus_per_engine}),
+        }
+        return self.with_sections(
+            **{name: _unchecked(type(section), vars(section) | new) for name, (section, new) in changes.items()}
+        )
 
     def with_sections(self, **sections: Any) -> Config:
         """A copy with other sections, not checked again: the run's files may be on another machine."""

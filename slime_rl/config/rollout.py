@@ -231,8 +231,8 @@ class RewardConfig:
     """Processes that score responses; each can be killed without harm to the run."""
 
     reward_url: str | None = None
-    """Service that scores: for remote and reward_model its address, for judge the base of an OpenAI-compatible API; a
-    judge without it is the policy itself."""
+    """Service that scores: for remote and reward_model its address, for judge the base of an OpenAI-compatible API, for
+    both models also sglang:NAME, a model of --sglang-config; a judge without it is the policy itself."""
 
     reward_request_timeout_s: float = 120.0
     """Longest time for one answer of --reward-url, retries included."""

@@ -38,14 +38,23 @@ class EngineConfig:
     the router. One that has ended is noticed at the next check. Must be longer than the longest prefill, which on CPU
     can be a minute."""
 
+    engine_slow_s: float | None = None
+    """An engine that takes longer than this to answer a health check gets no requests until it answers in time again,
+    as long as another one serves; it is not restarted and goes on to get weights. Must be longer than the longest
+    prefill and the loading of a bucket of weights. Not given: slow engines stay."""
+
     max_engine_restarts: int = 10
     """How often engines and router may be restarted in a run, all together; one more ends the run."""
 
     engine_api_key_file: str | None = None
     """File with an API key that engines and router ask every caller for; without one they answer anybody."""
 
+    sglang_config: str | None = None
+    """YAML file with groups of engines that have SGLang arguments of their own, and with models beside the policy (a
+    judge, say); docs/engines.md shows one. It gives --rollout-num-engines."""
+
     sglang_args: tuple[str, ...] = flag((), passthrough="sglang")
-    """Every --sglang-NAME [VALUE] is passed to the SGLang server as --NAME [VALUE]."""
+    """Every --sglang-NAME [VALUE] is passed to the policy's SGLang servers as --NAME [VALUE]."""
 
     def __post_init__(self) -> None:
         if self.engine_api_key_file is not None:
@@ -58,6 +67,13 @@ class EngineConfig:
             engine_max_total_tokens=self.engine_max_total_tokens,
             engine_health_interval_s=self.engine_health_interval_s,
             engine_health_timeout_s=self.engine_health_timeout_s,
+            engine_slow_s=self.engine_slow_s,
+        )
+        check(
+            self.engine_slow_s is None or self.engine_slow_s < self.engine_health_timeout_s,
+            "--engine-slow-s",
+            f"must be < --engine-health-timeout-s ({self.engine_health_timeout_s:g}), after which it counts as hung",
+            self.engine_slow_s,
         )
         check_not_negative(
             engine_health_first_wait_s=self.engine_health_first_wait_s, max_engine_restarts=self.max_engine_restarts
@@ -100,8 +116,13 @@ class WeightSyncConfig:
     weight_sync_dir: str | None = None
     """Folder of disk and disk-delta; trainer and engines reach it by this path. RUN_DIR/weight_sync when not given."""
 
-    weight_sync_bucket_bytes: int = 512 * 1024 * 1024
-    """Most bytes of weights on the way at once."""
+    weight_sync_bucket_bytes: int | None = None
+    """Bytes of a bucket of weights, of which few are on the way at once; 512 MiB on GPU and 64 MiB on CPU when not
+    given."""
 
     def __post_init__(self) -> None:
         check_positive(weight_sync_bucket_bytes=self.weight_sync_bucket_bytes)
+
+    def bucket_bytes(self, device: str) -> int:
+        """--weight-sync-bucket-bytes, or what suits the device."""
+        return self.weight_sync_bucket_bytes or (512 if device == "cuda" else 64) * 1024 * 1024

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal, NoReturn
 
 from slime_rl.config import Config
+from slime_rl.config.served_models import FLAG
 from slime_rl.engine.control import WEIGHT_RECEIVER
 from slime_rl.engine.device import engine_device
 from slime_rl.engine.environment import engine_environment
@@ -39,6 +40,8 @@ OURS_IN_SGLANG = {
     "custom_weight_loader": "",
     "api_key": "--engine-api-key-file",
 }
+# Of these, what a group in --sglang-config may set for its own engines: its arguments come after ours and win.
+FREE_IN_GROUPS = ("dtype", "mem_fraction_static", "max_total_tokens")
 OURS_IN_ROUTER = {
     "policy": "--router-policy",
     "request_timeout_secs": "--request-timeout-s",
@@ -97,12 +100,22 @@ def sglang_arguments(config: Config, index: int, device: Literal["cpu", "cuda"],
 
 
 def check_sglang_args(config: Config) -> None:
-    """Check `--sglang-*` against the installed SGLang. Costs its import in a process of its own, but only when given.
+    """Check `--sglang-*` and the overrides in --sglang-config against the installed SGLang. Costs its import in a
+    process of its own, but only when given.
 
     Raises:
         ValueError: unknown name, bad value, or a name that a flag of ours decides.
     """
-    passed = config.engine.sglang_args
+    _ask_sglang(config, config.engine.sglang_args, OURS_IN_SGLANG)
+    ours = {field: flag for field, flag in OURS_IN_SGLANG.items() if field not in FREE_IN_GROUPS}
+    for model, arguments in {(m.name, group.arguments): None for m in config.served_models for group in m.groups}:
+        try:
+            _ask_sglang(config, arguments, ours)
+        except ValueError as error:
+            raise ValueError(f"{FLAG} {config.engine.sglang_config}: {model}: overrides: {error}") from error
+
+
+def _ask_sglang(config: Config, passed: Sequence[str], ours: dict[str, str]) -> None:
     if not passed:
         return
     device = engine_device(config.cluster.device)
@@ -113,7 +126,7 @@ def check_sglang_args(config: Config) -> None:
     if answer.returncode != 0:
         raise ValueError(f"--sglang-*: the installed SGLang cannot be asked about arguments:\n{answer.stderr[-2000:]}")
     found = json.loads(answer.stdout.splitlines()[-1])
-    _check_passed("sglang", passed, found["options"], found["unknown"], found["error"], OURS_IN_SGLANG)
+    _check_passed("sglang", passed, found["options"], found["unknown"], found["error"], ours)
 
 
 def check_router_args(config: Config) -> None:

@@ -1,7 +1,8 @@
 """Watches engines and router, replaces what fails, and says who may get traffic and weights.
 
     serving ──ended, hung──► down (out of the router) ──restart──► stale ──current weights, verified──► serving
-                              │ budget used up: the run ends
+       │                      │ budget used up: the run ends
+       └─slower than --engine-slow-s─► slow (out of the router) ──in time again──► serving
 
 One thread for each engine and one for the router; the owner of the run asks `check` while it waits for anything.
 """
@@ -30,6 +31,7 @@ class EngineState(StrEnum):
     SERVING = "serving"  # behind the router
     DOWN = "down"  # ended or hung; being replaced
     STALE = "stale"  # answers, but has not the current weights: no traffic
+    SLOW = "slow"  # has the current weights, but answers too slowly: no traffic
 
 
 class Restartable(Protocol):
@@ -41,6 +43,10 @@ class Restartable(Protocol):
 
     def restart(self) -> str:
         """End what is left and start anew; the new URL. RuntimeError when it does not start."""
+        ...
+
+    def weight_version(self) -> int | None:
+        """What it serves, for engines that somebody else may restart at the same URL; None for all others."""
         ...
 
 
@@ -60,6 +66,7 @@ class _Member:
     engine: Restartable
     url: str
     state: EngineState = EngineState.SERVING
+    version: int = 0  # of its weights, as far as it tells
     reported: str | None = None  # what another part found wrong with it
     wake: threading.Event = field(default_factory=threading.Event)
 
@@ -68,20 +75,30 @@ class EngineGuard:
     """See the picture above. Public methods may be called from any thread.
 
     `probe(url, timeout_s)` says whether an engine's scheduler answers; an answer of the HTTP process alone would hide a
-    hung scheduler.
+    hung scheduler. With `keeps_weights` engines get none from the trainer, so none is ever stale for long. Lines of the
+    log begin with `label` ("judge: ").
     """
 
     def __init__(
-        self, config: Config, router: GuardedRouter, probe: Callable[[str, float], bool] | None = None
+        self,
+        config: Config,
+        router: GuardedRouter,
+        probe: Callable[[str, float], bool] | None = None,
+        *,
+        keeps_weights: bool = False,
+        label: str = "",
     ) -> None:
+        self.keeps_weights, self.label = keeps_weights, label
         engine = config.engine
         self.first_wait_s, self.interval_s = engine.engine_health_first_wait_s, engine.engine_health_interval_s
         self.timeout_s, self.budget = engine.engine_health_timeout_s, engine.max_engine_restarts
+        self.slow_s = engine.engine_slow_s
         headers = engine.authorization
         self.router = router
         self.probe = probe or (lambda url, timeout_s: scheduler_answers(url, timeout_s, headers))
         self.run_dir = Path(config.run_dir)
         self.num_restarts: dict[str, int] = {"engine": 0, "router": 0}
+        self.num_slow = 0  # how often an engine was taken out for being slow
         self._members: list[_Member] = []
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()  # of states, counters and the failure
@@ -112,19 +129,26 @@ class EngineGuard:
 
     def admit(self, url: str) -> bool:
         """stale -> serving, once its weights are known to be current; False when it is no longer stale."""
+        with self._lock:
+            member = next((m for m in self._members if m.url == url), None)
+        if member is None or not self._put_back(member, EngineState.STALE):
+            return False
+        self._note(f"engine {member.index} serves again at {url}")
+        return True
+
+    def _put_back(self, member: _Member, came_from: EngineState) -> bool:
+        """Behind the router, if it is still in that state; False when not, or when there is no router now."""
         with self._router_lock:
             with self._lock:
-                member = next((m for m in self._members if m.url == url and m.state is EngineState.STALE), None)
-            if member is None:
-                return False
+                if member.state is not came_from:
+                    return False
             try:
-                self.router.add_worker(url)
+                self.router.add_worker(member.url)
             except RuntimeError as error:  # the router is being lost itself; the next attempt meets the new one
                 logger.warning("engine %d cannot be put behind the router yet: %s", member.index, error)
                 return False
             with self._lock:
                 member.state = EngineState.SERVING
-        self._note(f"engine {member.index} serves again at {url}")
         return True
 
     def report(self, url: str, reason: str) -> None:
@@ -157,8 +181,11 @@ class EngineGuard:
         answered = time.monotonic()
         while not self._closing.is_set():
             reason = None
-            if self.probe(member.url, max(1.0, self.timeout_s - (time.monotonic() - answered))):
+            left_s = max(1.0, self.timeout_s - (time.monotonic() - answered))
+            in_time = self.probe(member.url, left_s if self.slow_s is None else min(left_s, self.slow_s))
+            if in_time:
                 answered = time.monotonic()
+                reason = self._forgotten(member)
             else:
                 reason = self._what_is_wrong(member, time.monotonic() - answered)
             reason = member.reported or reason
@@ -166,8 +193,34 @@ class EngineGuard:
                 self._replace(member, reason)
                 member.wake.wait(self.first_wait_s)
                 answered = time.monotonic()
+            else:
+                if self.keeps_weights:
+                    self.admit(member.url)
+                if self.slow_s is not None:
+                    self._keep_pace(member, in_time)
             member.wake.wait(self.interval_s)
             member.wake.clear()
+
+    def _forgotten(self, member: _Member) -> str | None:
+        """That it was restarted by somebody else and has the weights that it started with."""
+        before, now = member.version, member.engine.weight_version()
+        member.version = before if now is None else now
+        return f"has lost its weights: version 0 where it had {before}" if now == 0 < before else None
+
+    def _keep_pace(self, member: _Member, in_time: bool) -> None:
+        """Take a slow engine out of the router, but never the last one; put it back when it is in time again, or when
+        it is the only one left."""
+        with self._lock:
+            others = any(m.state is EngineState.SERVING for m in self._members if m is not member)
+            goes = member.state is EngineState.SERVING and not in_time and others
+            if goes:
+                member.state = EngineState.SLOW
+                self.num_slow += 1
+        if goes:
+            self._take_out(member)
+            self._note(f"engine {member.index} needs over {self.slow_s:g} s to answer (--engine-slow-s): no requests")
+        elif (in_time or not others) and self._put_back(member, EngineState.SLOW):
+            self._note(f"engine {member.index} gets requests again")
 
     def _what_is_wrong(self, member: _Member, silent_s: float) -> str | None:
         ended = member.engine.end_message()
@@ -188,7 +241,8 @@ class EngineGuard:
                 reason = f"did not start again: {error}"
         with self._lock:
             member.url, member.state, member.reported = url, EngineState.STALE, None
-        self._note(f"engine {member.index} answers again at {url}; it gets no traffic before it has current weights")
+        more = "" if self.keeps_weights else "; it gets no traffic before it has current weights"
+        self._note(f"engine {member.index} answers again at {url}{more}")
 
     def _take_out(self, member: _Member) -> None:
         """A router that does not answer is replaced by its own watch, with the serving engines only."""
@@ -225,7 +279,7 @@ class EngineGuard:
         self._note(f"{reason}; restarting")
 
     def _note(self, line: str) -> None:
-        note_fault(self.run_dir, line)
+        note_fault(self.run_dir, self.label + line)
 
 
 def note_fault(run_dir: Path, line: str) -> None:

@@ -1,9 +1,10 @@
 """The program that becomes an SGLang server, or that asks the installed SGLang about arguments.
 
     python -m slime_rl.engine.launch_engine serve cpu [sglang arguments]      a server on CPU; cpu-seeded: with seeds
+    python -m slime_rl.engine.launch_engine serve cuda [sglang arguments]     a server on CUDA with an API key
     python -m slime_rl.engine.launch_engine check DEVICE [sglang arguments]   one JSON object about the arguments
 
-A server on CUDA is plain `sglang.launch_server`. This is the one place where the CPU's stand-ins come in.
+A server on CUDA without a key is plain `sglang.launch_server`. This is the one place where the CPU's stand-ins come in.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import argparse
 import json
 import sys
 from typing import NoReturn
+
+from slime_rl.engine.api_key import with_key
 
 
 class RaisingParser(argparse.ArgumentParser):
@@ -33,12 +36,25 @@ def check(argv: list[str]) -> dict[str, object]:
     return {"options": options, "unknown": unknown, "error": None}
 
 
+def serve(kind: str, argv: list[str]) -> None:
+    """Run the server until it is shut down."""
+    if kind == "cuda":
+        from sglang.launch_server import run_server
+        from sglang.srt.plugins import load_plugins
+        from sglang.srt.server_args import prepare_server_args
+
+        load_plugins()
+        run_server(prepare_server_args(argv))
+        return
+    from slime_rl.engine.cpu import launch
+
+    launch.serve(argv, seeded=kind == "cpu-seeded")
+
+
 def main() -> None:
     action, device, argv = sys.argv[1], sys.argv[2], sys.argv[3:]
     if action == "serve":
-        from slime_rl.engine.cpu import launch
-
-        launch.serve(argv, seeded=device == "cpu-seeded")
+        serve(device, with_key(argv))
         return
     if device == "cpu":
         from slime_rl.engine.cpu import stand_ins

@@ -12,11 +12,13 @@ import sys
 from sglang_router.router import Router
 from sglang_router.router_args import RouterArgs
 
+from slime_rl.engine.api_key import with_key
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="sglang-router")
     RouterArgs.add_cli_args(parser, use_router_prefix=False)
-    arguments = RouterArgs.from_cli_args(parser.parse_args(sys.argv[1:]), use_router_prefix=False)
+    arguments = RouterArgs.from_cli_args(parser.parse_args(with_key(sys.argv[1:])), use_router_prefix=False)
     Router.from_args(arguments).start()
 
 

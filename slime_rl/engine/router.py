@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_rl.config import Config
+from slime_rl.engine.api_key import key_file_arguments
 from slime_rl.engine.environment import program_environment
 from slime_rl.engine.ports import free_port
 from slime_rl.engine.process import SupervisedProcess
@@ -29,11 +30,11 @@ HEALTH_FAILURES = 2
 
 
 class RouterProcess:
-    """The router of a run; its log is RUN_DIR/logs/router.log. Requests go to `url`; control routes do not pass it."""
+    """A router; its log is RUN_DIR/logs/NAME.log. Requests go to `url`; control routes do not pass it."""
 
-    def __init__(self, config: Config, run_dir: Path, *, host: str = "127.0.0.1") -> None:
+    def __init__(self, config: Config, run_dir: Path, *, host: str = "127.0.0.1", name: str = "router") -> None:
         self.config, self.host = config, host
-        self.log_path = Path(run_dir) / "logs" / "router.log"
+        self.log_path = Path(run_dir) / "logs" / f"{name}.log"
         self._process: SupervisedProcess | None = None
         self._url: str | None = None
         self._num_logs = 0
@@ -174,12 +175,11 @@ class RouterProcess:
 
     def _launch(self, port: int) -> None:
         prometheus_port = free_port(self.host)
-        key = self.config.engine.api_key
         self._process = SupervisedProcess(
             [
                 *(sys.executable, "-m", "slime_rl.engine.launch_router"),
                 *router_arguments(self.config, self.host, port, prometheus_port),
-                *([] if key is None else [f"--api-key={key}"]),
+                *key_file_arguments(self.config.engine.engine_api_key_file),
             ],
             program_environment(),
             self.log_path,

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from slime_rl.config import Config
+from slime_rl.engine.api_key import key_file_arguments
 from slime_rl.engine.arguments import check_context_length, sglang_arguments
 from slime_rl.engine.device import engine_device
 from slime_rl.engine.environment import engine_environment
@@ -117,10 +118,12 @@ class EngineServer:
         device = engine_device(self.config.cluster.device)
         port = free_port(self.host)
         kind = "cpu-seeded" if self.config.train.deterministic else "cpu"
-        program = ["sglang.launch_server"] if device == "cuda" else ["slime_rl.engine.launch_engine", "serve", kind]
-        arguments = sglang_arguments(self.config, self.index, device, self.host, port)
-        if (key := self.config.engine.api_key) is not None:
-            arguments.append(f"--api-key={key}")
+        key = key_file_arguments(self.config.engine.engine_api_key_file)
+        if device == "cuda":
+            kind = "cuda"
+        is_plain = device == "cuda" and not key
+        program = ["sglang.launch_server"] if is_plain else ["slime_rl.engine.launch_engine", "serve", kind]
+        arguments = [*sglang_arguments(self.config, self.index, device, self.host, port), *key]
         self._process = SupervisedProcess(
             [sys.executable, "-m", *program, *arguments],
             engine_environment(
@@ -130,7 +133,7 @@ class EngineServer:
             shm_prefix=SGLANG_SHM_PREFIX,
         )
         self._process.start()
-        if key is not None:
+        if key:
             self.log_path.chmod(0o600)  # SGLang prints its arguments
         self._url = f"http://{self.host}:{port}"
 

@@ -154,6 +154,7 @@ METRICS: tuple[Metric, ...] = (
     _metric("sync/bytes", "bytes", "sum over buckets", "Weights sent."),
     _metric("sync/changed_share", "share", "over all values", "Values that were sent: below 1 with disk-delta."),
     _metric("faults/engine_restarts", "restarts", "count since the start", "Engines replaced, see docs/faults.md."),
+    _metric("faults/slow_engines", "times", "count since the start", "Engines left out for a while (--engine-slow-s)."),
     _metric("faults/router_restarts", "restarts", "count since the start", "Times the router was started again."),
     _metric("faults/train_restarts", "restarts", "count since the start", "Times the train group was built anew."),
 )

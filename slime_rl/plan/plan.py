@@ -76,7 +76,9 @@ def gpus_of(config: Config) -> int:
     """GPUs that a run takes."""
     cluster = config.cluster
     engines = cluster.rollout_num_engines * cluster.rollout_num_gpus_per_engine if config.needs_engines else 0
-    return max(cluster.train_num_workers, engines) if cluster.colocate else cluster.train_num_workers + engines
+    beside = config.num_gpus_beside if config.needs_engines else 0
+    workers = cluster.train_num_workers
+    return (max(workers, engines) if cluster.colocate else workers + engines) + beside
 
 
 def find_site(config: Config, gpu: str | None = None, gpus_per_node: int = 8, num_gpus: int | None = None) -> Site:

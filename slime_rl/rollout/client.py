@@ -16,7 +16,7 @@ import aiohttp
 import orjson
 
 from slime_rl.observability.trace import NO_TRACE, Trace
-from slime_rl.rollout.scope import SampleScope, current_scope
+from slime_rl.rollout.scope import current_scope
 from slime_rl.rollout.slots import Slots
 from slime_rl.rollout.versions import token_versions
 
@@ -24,6 +24,8 @@ ABORT_TIMEOUT_S = 5.0  # an engine that takes longer to hear of an abort is gone
 _JSON = {"Content-Type": "application/json"}
 ROUTING_HEADER = "X-SMG-Routing-Key"  # what sglang-router's policy "manual" goes by
 WORKERS_AGE_S = 5.0  # an engine that joined later has none of the requests to abort yet
+# How SGLang refuses an id that it still works on: after a broken connection the router sends the same request again.
+STILL_KNOWN = "Duplicate request ID"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,29 +95,19 @@ class EngineClient:
             scope.queued += 1
         async with self._slots:
             if scope is None:
-                return await self._generate(uuid.uuid4().hex, input_ids, sampling_params, routing_key)
+                return await self._generate(set(), input_ids, sampling_params, routing_key)
             scope.queued -= 1
             if scope.interrupted:
                 return NOTHING
             if not scope.has_sent:
                 scope.has_sent, scope.started_at = True, asyncio.get_running_loop().time()
-            return await self._generate_in(scope, input_ids, sampling_params, routing_key)
-
-    async def _generate_in(
-        self, scope: SampleScope, input_ids: list[int], sampling_params: dict[str, Any], routing_key: str | None
-    ) -> Generation:
-        request_id = uuid.uuid4().hex
-        scope.requests.add(request_id)
-        try:
-            return await self._generate(request_id, input_ids, sampling_params, routing_key)
-        finally:
-            scope.requests.discard(request_id)
+            return await self._generate(scope.requests, input_ids, sampling_params, routing_key)
 
     async def _generate(
-        self, request_id: str, input_ids: list[int], sampling_params: dict[str, Any], routing_key: str | None
+        self, requests: set[str], input_ids: list[int], sampling_params: dict[str, Any], routing_key: str | None
     ) -> Generation:
+        """`requests` holds the id of the request while an engine has it."""
         body = {
-            "rid": request_id,
             "input_ids": input_ids,
             "sampling_params": sampling_params,
             "return_logprob": True,
@@ -123,7 +115,7 @@ class EngineClient:
         }
         headers = {} if routing_key is None else {ROUTING_HEADER: routing_key}
         with self._trace.span("requests", "request", prompt_tokens=len(input_ids)) as details:
-            answer = _generation(await self._post("/generate", body, headers))
+            answer = _generation(await self._post("/generate", body, headers, requests))
             details |= {"tokens": len(answer.tokens), "versions": answer.versions[-1:], "end": answer.finish_reason}
         self.num_prompt_tokens += len(input_ids)
         self.num_cached_tokens += answer.num_cached_tokens
@@ -162,20 +154,28 @@ class EngineClient:
             async with self._session.post(url, json=body, timeout=timeout) as answer:
                 await answer.read()
 
-    async def _post(self, path: str, body: dict[str, Any], more_headers: dict[str, str]) -> dict[str, Any]:
-        data, headers = orjson.dumps(body), {**_JSON, **more_headers}
+    async def _post(
+        self, path: str, body: dict[str, Any], more_headers: dict[str, str], requests: set[str]
+    ) -> dict[str, Any]:
+        headers = {**_JSON, **more_headers}
         deadline, pause, last = time.monotonic() + self.timeout_s, 0.1, "no attempt was made"
         while (left := deadline - time.monotonic()) > 0:
+            request_id = uuid.uuid4().hex  # each time anew: an engine may still have the one whose connection broke
+            data = orjson.dumps({"rid": request_id, **body})
+            requests.add(request_id)
             try:
                 timeout = aiohttp.ClientTimeout(total=left)
                 async with self._session.post(self.url + path, data=data, headers=headers, timeout=timeout) as answer:
                     if answer.status == 200:
                         return orjson.loads(await answer.read())
                     last = f"HTTP {answer.status}: {(await answer.text())[:500]}"
-                    if 400 <= answer.status < 500 and answer.status not in (408, 429):
+                    is_ours = 400 <= answer.status < 500 and answer.status not in (408, 429)
+                    if is_ours and STILL_KNOWN not in last:
                         raise ValueError(f"{self.url}{path} refused the request: {last}")
             except (aiohttp.ClientError, TimeoutError) as error:
                 last = f"{type(error).__name__}: {error}"
+            finally:
+                requests.discard(request_id)
             self.num_retries += 1
             await asyncio.sleep(min(pause, max(0.0, deadline - time.monotonic())))
             pause = min(pause * 2, 5.0)

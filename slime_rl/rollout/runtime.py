@@ -7,7 +7,7 @@ that plugin signatures stay small and nothing lives in a module global.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -31,6 +31,7 @@ class RolloutRuntime:
     tokenizer: Any  # transformers.PreTrainedTokenizerFast
     make_parser: Callable[[], TurnParser] | None = None  # of tool calls and reasoning; called when first needed
     gateway: Gateway | None = None  # started when --agent-path is given
+    models: Mapping[str, str] = field(default_factory=dict)  # routers of models beside the policy (--sglang-config)
     trace: Trace = NO_TRACE  # with --trace, where spans of this process go
     lengths: LengthHistory = field(default_factory=LengthHistory)  # of the responses to each prompt
 

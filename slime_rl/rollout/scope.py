@@ -47,10 +47,10 @@ def current_scope() -> SampleScope | None:
 
 
 @contextmanager
-def use_scope(scope: SampleScope) -> Iterator[None]:
+def use_scope(scope: SampleScope) -> Iterator[SampleScope]:
     """Tasks made inside belong to `scope`."""
     token = _current.set(scope)
     try:
-        yield
+        yield scope
     finally:
         _current.reset(token)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -80,5 +81,16 @@ class FlatBuffer:
         flat = self._bytes[:num_bytes]
         tensors = dict(bucket)
         for slot in slots:
-            flat[slot.start : slot.end].view(slot.dtype).view(slot.shape).copy_(tensors[slot.name].detach())
+            _copy(tensors[slot.name].detach(), flat[slot.start : slot.end])
         return flat, slots
+
+
+def _copy(tensor: Tensor, target: Tensor) -> None:
+    """The bytes of `tensor` into `target [nbytes]` uint8.
+
+    On CPU by one thread: torch would use several, and those wait for each other where engines have the cores.
+    """
+    if tensor.is_cuda or not tensor.is_contiguous():
+        target.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+    else:
+        np.copyto(target.numpy(), tensor.view(-1).view(torch.uint8).numpy())

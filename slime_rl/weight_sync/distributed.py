@@ -29,6 +29,7 @@ class DistributedTransport:
     """Broadcasts flat buffers; the group is made at the first one, when the device is known."""
 
     changed_share = 1.0
+    room = 1  # broadcasts must be received in the order they are sent
 
     def __init__(self, engines: EngineSession, num_shards: int, host: str) -> None:
         self.engines, self.num_shards, self.host = engines, num_shards, host

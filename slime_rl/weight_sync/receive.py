@@ -3,14 +3,18 @@
     instruction ──► shared: views into the trainer's memory ─────────────┐
                     file: tensors of a safetensors file ─────────────────┼─► model.load_weights (fuses and shards)
                     delta: kept weights ^ what the file holds ───────────┘
+                    follow: further instructions, line by line (line.py)
 
 Every tensor-parallel rank reads for itself. What an update leaves for the next (maps, kept weights) hangs on the model.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import mmap
 import os
+import socket
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -21,8 +25,11 @@ from torch import Tensor
 from slime_rl.weight_sync.delta import apply_delta, unpack
 from slime_rl.weight_sync.instructions import Instruction, spot_checksum
 
+logger = logging.getLogger(__name__)
+
 ATTRIBUTE = "_slime_rl_receiver"
-MAX_MAPS = 4  # two buffers of a trainer, and two of the one before it
+FOLLOW_LIMIT_S = 300.0  # for the next instruction of a trainer that lives
+MAX_MAPS = 6  # three buffers of a trainer, and three of the one before it
 
 
 def load(model: Any, named_tensors: list[tuple[str, Tensor]]) -> None:
@@ -37,6 +44,8 @@ def load(model: Any, named_tensors: list[tuple[str, Tensor]]) -> None:
         receiver.release(model)
     elif instruction.kind == "resume":
         receiver.resume(model)
+    elif instruction.kind == "follow":
+        receiver.follow(model, instruction)
     else:
         model.load_weights(receiver.tensors(instruction))
 
@@ -67,6 +76,21 @@ class Receiver:
         for storage, size in self._released:
             storage.resize_(size)
         self._released = []
+
+    def follow(self, model: Any, instruction: Instruction) -> None:
+        """Load what the trainer's lines say until an empty one, or until it is gone: an update that was left open is
+        begun again by the next trainer, and an error here would end the engine."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as trainer, contextlib.suppress(ConnectionError):
+            trainer.settimeout(FOLLOW_LIMIT_S)
+            trainer.connect(f"\0{instruction.path}")
+            trainer.sendall(f"{instruction.word}\n".encode())
+            with trainer.makefile("rb") as lines:
+                for line in lines:
+                    if line == b"\n":
+                        return
+                    model.load_weights(self.tensors(Instruction.from_text(line.decode())))
+                    trainer.sendall(b"ok\n")
+        logger.warning("the trainer has left in the middle of a weight update")
 
     def tensors(self, instruction: Instruction) -> Iterator[tuple[str, Tensor]]:
         if instruction.kind == "shared":

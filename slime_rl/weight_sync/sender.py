@@ -8,6 +8,7 @@ buckets ─► send ┼ distributed: broadcast over gloo or NCCL, any machines
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, wait
 from pathlib import Path
@@ -52,7 +53,10 @@ class Transport(Protocol):
     """The part of a sender that differs: from a filled buffer to the engines.
 
     `changed_share` of the last update: the share of values that were sent, less than 1 where only changed ones are.
+    `room`: buckets on CPU that may be on the way at once; more than one only where their order does not matter.
     """
+
+    room: int
 
     @property
     def changed_share(self) -> float: ...
@@ -87,12 +91,12 @@ class GroupBroken(Exception):
 
 
 class BucketSender:
-    """The WeightSender of both transports: two buffers, of which one is filled while the other travels."""
+    """The WeightSender of all transports: one buffer is filled while the others travel."""
 
     def __init__(self, engines: EngineSession, transport: Transport, mode: Literal["retract", "in_place"]) -> None:
         self.engines, self.transport = engines, transport
         self.mode: Literal["retract", "in_place"] = mode
-        self._buffers = [transport.make_buffer(), transport.make_buffer()]
+        self._buffers = [transport.make_buffer() for _ in range(transport.room + 1)]
 
     def send(self, buckets: Iterator[Bucket], version: int) -> SyncReport:
         """See WeightSender.send."""
@@ -100,8 +104,8 @@ class BucketSender:
         num_tensors = num_bytes = 0
         updated: list[str] = []
         try:
-            with self.engines.update(version, self.mode):
-                num_tensors, num_bytes = self._send_buckets(buckets, version)
+            with self.engines.update(version, self.mode) as opened:
+                num_tensors, num_bytes = self._send_buckets(buckets, version, opened)
             updated = [engine.url for engine in self.engines.controls]
         except EngineRefused:
             raise
@@ -122,26 +126,30 @@ class BucketSender:
             changed_share=self.transport.changed_share,
         )
 
-    def _send_buckets(self, buckets: Iterator[Bucket], version: int) -> tuple[int, int]:
-        """(tensors, bytes) sent."""
+    def _send_buckets(self, buckets: Iterator[Bucket], version: int, opened: Future[Any]) -> tuple[int, int]:
+        """(tensors, bytes) sent. The first bucket is filled while the engines get ready (`opened`)."""
         num_tensors = num_bytes = 0
-        on_the_way: list[Future[Any]] = []  # at most one
-        self.transport.begin(version)
+        on_the_way: deque[Future[Any]] = deque()
         try:
             for index, bucket in enumerate(buckets):
-                flat, slots = self._buffers[index % 2].fill(bucket)
-                while on_the_way:
-                    on_the_way.pop().result()
+                room = 1 if bucket[0][1].is_cuda else self.transport.room  # memory of GPUs is dear
+                flat, slots = self._buffers[index % (room + 1)].fill(bucket)
+                if index == 0:
+                    opened.result()
+                    self.transport.begin(version)
+                while len(on_the_way) >= room:
+                    on_the_way.popleft().result()
                 loading, sent = self.transport.post(flat, slots)
                 on_the_way.append(loading)
                 num_tensors += len(slots)
                 num_bytes += sent
-            if not on_the_way:
+            if not num_tensors:
                 raise ValueError(f"weight update to version {version} has no tensors to send")
-            on_the_way.pop().result()
+            while on_the_way:
+                on_the_way.popleft().result()
             self.transport.end()
         finally:
-            wait(on_the_way)  # after a failure: engines may still read a buffer
+            wait([opened, *on_the_way])  # after a failure: engines may still read a buffer
         return num_tensors, num_bytes
 
     def connect(self, engine_urls: Sequence[str]) -> None:

@@ -1,6 +1,6 @@
 """All engines of a run, told to do the same thing at the same time, and the order of one weight update.
 
-    pause ─► begin, version "N-incomplete" ─► buckets ─► end ─► flush ─► version "N" ─► check it ─► resume
+    pause ─► begin, version "N-incomplete" ─► buckets ─► end ─► flush, version "N" ─► check it ─► resume
 
 The engines are driven from a thread with an event loop of its own, so that the caller can prepare the next bucket while
 one is on its way.
@@ -13,10 +13,11 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from slime_rl.engine.control import EngineControl, EngineError
 
+T = TypeVar("T")
 Action = Callable[[EngineControl, int], Coroutine[Any, Any, Any]]
 
 
@@ -53,6 +54,10 @@ class EngineSession:
         """Begin `action(control, its index)` on every engine; the future holds the results of those that did it."""
         return asyncio.run_coroutine_threadsafe(self._gather(action, list(self.controls)), self._loop)
 
+    def do(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run something of the caller's own in the thread of the engines, and wait for it."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
     def run(self, action: Action) -> list[Any]:
         """`start` and wait. Raises what an engine's action raised."""
         return self.start(action).result()
@@ -72,8 +77,8 @@ class EngineSession:
         return [result for result in results if not isinstance(result, EngineError)]
 
     @contextmanager
-    def update(self, version: int, mode: Literal["retract", "in_place"]) -> Iterator[None]:
-        """One weight update; the body sends the buckets.
+    def update(self, version: int, mode: Literal["retract", "in_place"]) -> Iterator[Future[Any]]:
+        """One weight update; the body sends the buckets, from when the future that it is given is done.
 
         An engine whose update breaks off keeps a version that is no number, so that whoever looks sees that its weights
         are mixed. After a failure the engines stay paused: they sample nothing from such weights.
@@ -82,19 +87,23 @@ class EngineSession:
             EngineError: no engine is left that did its part.
             RuntimeError: an engine reports another version afterwards.
         """
-        self.run(lambda engine, _: engine.pause(mode))
-        self.run(lambda engine, _: engine.begin_weight_update())
-        self.run(lambda engine, _: engine.set_weight_version(f"{version}-incomplete"))
-        yield
-        self.run(lambda engine, _: engine.end_weight_update())
-        if mode == "retract":  # in_place: requests hold their cache, and engines run without a prefix cache
-            self.run(lambda engine, _: engine.flush_cache())
-        self.run(lambda engine, _: engine.set_weight_version(str(version)))
-        self._check_version(version)
+
+        async def begin(engine: EngineControl, _: int) -> None:
+            await engine.pause(mode)
+            await asyncio.gather(engine.begin_weight_update(), engine.set_weight_version(f"{version}-incomplete"))
+
+        async def end(engine: EngineControl, _: int) -> str:
+            await engine.end_weight_update()
+            # in_place: requests hold their cache, and engines run without a prefix cache
+            flushed = [engine.flush_cache()] if mode == "retract" else []
+            await asyncio.gather(*flushed, engine.set_weight_version(str(version)))
+            return await engine.weight_version()
+
+        yield self.start(begin)
+        self._check_version(version, self.run(end))
         self.run(lambda engine, _: engine.resume_generation())
 
-    def _check_version(self, version: int) -> None:
-        reported = self.run(lambda engine, _: engine.weight_version())
+    def _check_version(self, version: int, reported: list[str]) -> None:
         wrong = {c.url: r for c, r in zip(self.controls, reported, strict=True) if r != str(version)}
         if wrong:
             raise RuntimeError(f"weight update to version {version}: engines report other versions: {wrong}")

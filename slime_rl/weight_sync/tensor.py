@@ -1,7 +1,7 @@
 """Weights through memory that trainer and engine share on one machine; only handles travel by HTTP.
 
 CPU: anonymous memory of the trainer, which engines map once by /proc/PID/fd/N. It has no name that could be left
-     behind, and needs no room in /dev/shm.
+     behind, and needs no room in /dev/shm. An engine of one rank is told of each bucket by `line.py`, others by HTTP.
 GPU: CUDA IPC. The engine reads the handles with an unpickler that allows torch's own rebuild functions and
      `types.SimpleNamespace`, so nothing of sglang needs to be imported here.
 """
@@ -23,38 +23,59 @@ from torch.multiprocessing import reductions
 
 from slime_rl.weight_sync.bucket import FlatBuffer, Slot
 from slime_rl.weight_sync.instructions import Instruction, spot_checksum
+from slime_rl.weight_sync.line import EngineLines
 from slime_rl.weight_sync.session import EngineSession
 
 DEVICE_ARGUMENT = 6  # position of the device index among the arguments of torch's rebuild_cuda_tensor
 
 
 class TensorTransport:
-    """Shares two flat buffers with every rank of every engine on this machine."""
+    """Shares its flat buffers with every rank of every engine on this machine."""
 
     changed_share = 1.0
+    room = 2
 
     def __init__(self, engines: EngineSession, num_shards: int) -> None:
         self.engines, self.num_shards = engines, num_shards
         self._memory: dict[int, int] = {}  # address of a buffer on the CPU -> its descriptor
+        self._lines: EngineLines | None = None  # of the update in hand
 
     def make_buffer(self) -> FlatBuffer:
         return FlatBuffer(self._allocate)
 
     def begin(self, version: int) -> None:
-        """Nothing depends on it."""
+        """Hang up what a broken update has left."""
+        self._hang_up()
 
     def end(self) -> None:
-        """Nothing is left to do."""
+        """See Transport.end."""
+        if self._lines is not None:
+            self._lines.close()
+            self._lines = None
 
     def post(self, flat: Tensor, slots: list[Slot]) -> tuple[Future[Any], int]:
         """See Transport.post."""
         if not flat.is_cuda:
-            payloads = [self._instruction(flat, slots).to_payload()] * self.num_shards
+            instruction = self._instruction(flat, slots)
+            if self.num_shards == 1:
+                return self._line().send(instruction), flat.numel()
+            payloads = [instruction.to_payload()] * self.num_shards
             return self.engines.start(lambda engine, _: engine.update_by_instruction(payloads)), flat.numel()
         torch.cuda.synchronize(flat.device)  # the engines read on streams that do not wait for ours
         # Each reader gets a handle of its own: torch counts them.
         handles = [[payload(flat, slots) for _ in range(self.num_shards)] for _ in self.engines.controls]
         return self.engines.start(lambda engine, index: engine.update_from_tensor(handles[index])), flat.numel()
+
+    def _line(self) -> EngineLines:
+        if self._lines is None:
+            self._lines = EngineLines(self.engines)
+            self._lines.open()
+        return self._lines
+
+    def _hang_up(self) -> None:
+        if self._lines is not None:
+            self._lines.drop()
+            self._lines = None
 
     def _instruction(self, flat: Tensor, slots: list[Slot]) -> Instruction:
         return Instruction(
@@ -76,10 +97,12 @@ class TensorTransport:
         return memory
 
     def engines_changed(self) -> None:
-        """Nothing here depends on who reads."""
+        """The update in hand, if there is one, has broken off."""
+        self._hang_up()
 
     def close(self) -> None:
         """Close the descriptors; the memory goes with the last map of it. Idempotent."""
+        self._hang_up()
         for descriptor in self._memory.values():
             os.close(descriptor)
         self._memory = {}

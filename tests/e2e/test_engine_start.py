@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 from factories import make_config
 from tiny_checkpoint import write_tiny_checkpoint
@@ -119,6 +120,9 @@ def test_with_an_api_key_only_its_holders_are_served(tmp_path: Path) -> None:
             with pytest.raises(ValueError, match=r"refused the request: HTTP 40[13]"):
                 asyncio.run(generate(url, {}))
         assert engine.log_path.stat().st_mode & 0o077 == 0  # SGLang prints its arguments, the key included
+        commands = [" ".join(process.cmdline()) for process in psutil.Process().children(recursive=True)]
+        assert any("launch_engine" in line for line in commands) and any("launch_router" in line for line in commands)
+        assert not any("secret-word" in line for line in commands), "every user of the machine could read it"
     finally:
         engine.stop()
         router.stop()

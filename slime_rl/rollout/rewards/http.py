@@ -1,27 +1,92 @@
-"""JSON over HTTP for rewards that something else computes, retried within a bound."""
+"""JSON over HTTP for rewards that something else computes, retried within a bound.
+
+--reward-url is an address, or `sglang:NAME` for a model of --sglang-config, whose router the run's owner knows.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import random
 import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 
+from slime_rl.config import Config
+from slime_rl.config.served_models import SCHEME
+from slime_rl.rollout.runtime import current_runtime
+
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
+FLAG = "--reward-url"
+Find = Callable[[], Awaitable[str]]
 
 
-async def post_json(url: str, body: Any, timeout_s: float, flag: str) -> Any:
+@dataclass(frozen=True)
+class Service:
+    """What --reward-url stands for."""
+
+    url: str  # without a slash at its end; of the router when the model is ours
+    headers: Mapping[str, str]
+    is_ours: bool
+
+    @property
+    def api_url(self) -> str:
+        """Base of the OpenAI-compatible API."""
+        return f"{self.url}/v1" if self.is_ours else self.url
+
+    async def engine_url(self) -> str:
+        """The address itself, or any engine that the router has: it does not forward every route of SGLang's.
+
+        Raises:
+            aiohttp.ClientError: the router has none now, or does not answer.
+        """
+        if not self.is_ours:
+            return self.url
+        async with (
+            aiohttp.ClientSession(headers=self.headers, raise_for_status=True) as session,
+            session.get(f"{self.url}/workers") as answer,
+        ):
+            workers = [worker["url"] for worker in (await answer.json())["workers"] if worker["is_healthy"]]
+        if not workers:
+            raise aiohttp.ClientError(f"no engine behind {self.url}")
+        return random.choice(workers).rstrip("/")
+
+
+def reward_service(config: Config, name: str) -> Service:
+    """Where reward `name` is computed.
+
+    Raises:
+        ValueError: there is no --reward-url.
+    """
+    url = config.reward.reward_url
+    if url is None:
+        raise ValueError(f"--rm-type {name} needs --reward-url")
+    if not url.startswith(SCHEME):
+        return Service(url.rstrip("/"), {}, is_ours=False)
+    model = url.removeprefix(SCHEME)
+    return Service(current_runtime().models[model].rstrip("/"), config.engine.authorization, is_ours=True)
+
+
+async def post_json(
+    where: str | Find, body: Any, timeout_s: float, headers: Mapping[str, str] | None = None, flag: str = FLAG
+) -> Any:
     """The JSON answer to `body`. Connection errors, 408, 429 and 5xx are retried until `timeout_s` have passed.
+
+    `where` is the URL, or finds it anew for every try.
 
     Raises:
         ValueError: the service refused the request (another 4xx), or its answer is not JSON; names `flag`.
         TimeoutError: no answer within `timeout_s`, retries included; names the last failure.
     """
     deadline, pause, last = time.monotonic() + timeout_s, FIRST_PAUSE_S, "no attempt was made"
-    async with aiohttp.ClientSession() as session:
+    url = where if isinstance(where, str) else "(not found yet)"
+    async with aiohttp.ClientSession(headers=headers) as session:
         while (left := deadline - time.monotonic()) > 0:
             try:
+                if not isinstance(where, str):
+                    url = await where()
                 async with session.post(url, json=body, timeout=aiohttp.ClientTimeout(total=left)) as answer:
                     if answer.status == 200:
                         return await _json_of(answer, url, flag)

@@ -1,6 +1,6 @@
 """A model as judge: a rubric goes in, a score is read from what it writes.
 
-rubric with prompt, response, label ──► the run's own engines, or an API at --reward-url ──► "Score: 7"
+rubric with prompt, response, label ──► the policy, a model of --sglang-config, or an API ──► "Score: 7"
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from slime_rl.config import Config
 from slime_rl.data.rendering import render_prompt
 from slime_rl.rollout.rewards.answers import without_thinking
-from slime_rl.rollout.rewards.http import post_json
+from slime_rl.rollout.rewards.http import post_json, reward_service
 from slime_rl.rollout.runtime import current_runtime
 from slime_rl.types import Sample
 
@@ -41,9 +41,9 @@ _SCORE = re.compile(r"score\s*[:=]\s*\**\s*(\d+(?:\.\d+)?)", re.IGNORECASE)
 async def judge(config: Config, group: list[Sample]) -> list[dict[str, Any]]:
     """The last `Score: N` (0 to 10) that the judge writes about each response, as N / 10.
 
-    The rubric is --judge-prompt or the one above. The judge is the run's own policy behind the router, or the model
-    --judge-model of the OpenAI-compatible API at --reward-url. A verdict without a score counts 0, noted as
-    `judge_unreadable`.
+    The rubric is --judge-prompt or the one above. The judge is the run's own policy behind the router, a model of
+    --sglang-config, or the model --judge-model of the OpenAI-compatible API at --reward-url. A verdict without a score
+    counts 0, noted as `judge_unreadable`.
     """
     rubric = read_rubric(config)
     verdicts = await asyncio.gather(*(_verdict(config, rubric_text(rubric, sample)) for sample in group))
@@ -83,8 +83,9 @@ async def _verdict(config: Config, text: str) -> str:
             "temperature": 0.0,
             "max_tokens": reward.judge_max_tokens,
         }
-        url = reward.reward_url.rstrip("/") + "/chat/completions"
-        answer = await post_json(url, body, reward.reward_request_timeout_s, "--reward-url")
+        service = reward_service(config, "judge")
+        url = f"{service.api_url}/chat/completions"
+        answer = await post_json(url, body, reward.reward_request_timeout_s, service.headers)
         try:
             return answer["choices"][0]["message"]["content"] or ""
         except (TypeError, KeyError, IndexError) as error:

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from slime_rl.config import Config
-from slime_rl.rollout.rewards.http import post_json
+from slime_rl.rollout.rewards.http import post_json, reward_service
 from slime_rl.rollout.runtime import current_runtime
 from slime_rl.types import Sample
 
@@ -21,7 +21,7 @@ async def remote(config: Config, group: list[Sample]) -> list[float | dict[str, 
         ValueError: no --reward-url, a refusal, or an answer of another form.
         TimeoutError: no answer within --reward-request-timeout-s.
     """
-    url = reward_url(config, "remote")
+    url = reward_service(config, "remote").url
     size = config.reward.reward_batch_size
     parts = [group[i : i + size] for i in range(0, len(group), size)]
     answers = await asyncio.gather(*(_ask(config, url, part) for part in parts))
@@ -30,7 +30,7 @@ async def remote(config: Config, group: list[Sample]) -> list[float | dict[str, 
 
 async def _ask(config: Config, url: str, part: list[Sample]) -> list[float | dict[str, Any]]:
     rows = [{"prompt": s.prompt, "response": s.response, "label": s.label, "metadata": s.metadata} for s in part]
-    answer = await post_json(url, {"samples": rows}, config.reward.reward_request_timeout_s, "--reward-url")
+    answer = await post_json(url, {"samples": rows}, config.reward.reward_request_timeout_s)
     rewards = answer.get("rewards") if isinstance(answer, dict) else None
     if not isinstance(rewards, list) or len(rewards) != len(part):
         raise ValueError(f"--reward-url {url} must answer 'rewards' for {len(part)} samples, got {str(answer)[:300]}")
@@ -38,7 +38,8 @@ async def _ask(config: Config, url: str, part: list[Sample]) -> list[float | dic
 
 
 async def reward_model(config: Config, group: list[Sample]) -> list[float]:
-    """The scalar of a reward model that SGLang serves at --reward-url (launched with --is-embedding).
+    """The scalar of a reward model that SGLang serves at --reward-url (launched with --is-embedding), which may be a
+    model of --sglang-config.
 
     It is sent prompt and response as the policy's template renders them; the first number of each embedding counts.
 
@@ -46,9 +47,14 @@ async def reward_model(config: Config, group: list[Sample]) -> list[float]:
         ValueError: no --reward-url, a refusal, or an answer of another form.
         TimeoutError: no answer within --reward-request-timeout-s.
     """
-    url = reward_url(config, "reward_model").rstrip("/") + "/classify"
+    service = reward_service(config, "reward_model")
+
+    async def find_url() -> str:
+        return await service.engine_url() + "/classify"
+
     body = {"text": [conversation_text(sample) for sample in group]}
-    answer = await post_json(url, body, config.reward.reward_request_timeout_s, "--reward-url")
+    answer = await post_json(find_url, body, config.reward.reward_request_timeout_s, service.headers)
+    url = config.reward.reward_url
     try:
         scores = [float(item["embedding"][0]) for item in answer]
     except (TypeError, KeyError, IndexError, ValueError) as error:
@@ -67,9 +73,3 @@ def conversation_text(sample: Sample) -> str:
     if not tokenizer.chat_template:
         return "\n".join(message["content"] for message in messages)
     return tokenizer.apply_chat_template(messages, tokenize=False)
-
-
-def reward_url(config: Config, name: str) -> str:
-    if config.reward.reward_url is None:
-        raise ValueError(f"--rm-type {name} needs --reward-url")
-    return config.reward.reward_url

@@ -19,6 +19,7 @@ class Guard:
         self.stale: list[str] = []
         self.failure: RuntimeError | None = None
         self.num_restarts = {"engine": 0, "router": 0}
+        self.num_slow = 0
 
     def check(self) -> None:
         if self.failure is not None:

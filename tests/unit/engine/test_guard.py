@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from factories import make_config
@@ -53,6 +54,9 @@ class ScriptedEngine:
     def end_message(self) -> str | None:
         return self.ended
 
+    def weight_version(self) -> int | None:
+        return None
+
     def restart(self) -> str:
         if self.failing_starts:
             self.failing_starts -= 1
@@ -65,11 +69,11 @@ class ScriptedEngine:
 class Scene:
     """Two engines behind a router, looked after every few milliseconds."""
 
-    def __init__(self, folder: Path, *flags: str) -> None:
+    def __init__(self, folder: Path, *flags: str, **options: Any) -> None:
         defaults = ("--engine-health-interval-s", "0.02", "--engine-health-timeout-s", "0.2")
         self.router = ScriptedRouter()
         self.engines = [ScriptedEngine("a"), ScriptedEngine("b")]
-        self.guard = EngineGuard(make_config(folder, *defaults, *flags), self.router, self.probe)
+        self.guard = EngineGuard(make_config(folder, *defaults, *flags), self.router, self.probe, **options)
         self.guard.begin([(engine, engine.url) for engine in self.engines])
 
     @property
@@ -118,6 +122,42 @@ def test_a_short_silence_is_forgiven(tmp_path: Path) -> None:
     time.sleep(1.2)
     assert scene.guard.urls(EngineState.SERVING) == ["a0", "b0"]
     assert scene.guard.num_restarts == {"engine": 0, "router": 0}
+    scene.guard.close()
+
+
+def test_a_slow_engine_gets_no_requests_until_it_is_in_time_again(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, "--engine-slow-s", "0.1", "--engine-health-timeout-s", "60")
+    scene.engines[0].answering = False
+    scene.wait_for(lambda: scene.guard.urls(EngineState.SLOW) == ["a0"])
+    scene.wait_for(lambda: scene.router.behind == ["b0"])
+    scene.engines[1].answering = False
+    time.sleep(0.3)
+    assert scene.guard.urls(EngineState.SERVING) == ["b0"], "the last one stays"
+    scene.engines[0].answering = True
+    scene.wait_for(lambda: scene.guard.urls(EngineState.SERVING) == ["a0"] and scene.router.behind == ["a0"])
+    assert scene.guard.urls(EngineState.SLOW) == ["b0"], "now that another one serves"
+    assert (scene.guard.num_slow, scene.guard.num_restarts["engine"]) == (2, 0)
+    assert "engine 0 needs over 0.1 s to answer (--engine-slow-s): no requests" in scene.log
+    assert "engine 0 gets requests again" in scene.log
+    scene.guard.close()
+
+
+def test_a_slow_engine_serves_when_it_is_the_only_one_left(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, "--engine-slow-s", "0.1", "--engine-health-timeout-s", "60")
+    scene.engines[0].answering = False
+    scene.wait_for(lambda: scene.guard.urls(EngineState.SLOW) == ["a0"])
+    scene.engines[1].failing_starts = 10_000
+    scene.engines[1].ended = "exited with 1"
+    scene.wait_for(lambda: scene.guard.urls(EngineState.SERVING) == ["a0"] and scene.router.behind == ["a0"])
+    scene.guard.close()
+
+
+def test_an_engine_that_keeps_its_weights_serves_as_soon_as_it_answers(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, keeps_weights=True, label="judge: ")
+    scene.engines[0].ended = "exited with 1"
+    scene.wait_for(lambda: scene.router.behind == ["b0", "a1"])
+    assert scene.guard.urls(EngineState.SERVING) == ["a1", "b0"]
+    assert " judge: engine 0 exited with 1; restarting" in scene.log
     scene.guard.close()
 
 

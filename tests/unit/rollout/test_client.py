@@ -8,6 +8,7 @@ from aiohttp.test_utils import TestServer
 from scripted_engine import answer, scripted_engine
 
 from slime_rl.rollout.client import ROUTING_HEADER, EngineClient
+from slime_rl.rollout.scope import SampleScope, use_scope
 
 
 def test_generate_returns_exactly_what_was_sampled() -> None:
@@ -44,6 +45,31 @@ def test_server_errors_are_retried_until_one_answer_comes() -> None:
         assert result.tokens == [5] and len(received) == 3
 
     asyncio.run(go())
+
+
+def test_a_retry_is_a_new_request_for_the_engine() -> None:
+    """After a broken connection the engine may still work on the first one, and refuses its id."""
+    ids: list[str] = []
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        ids.append((await request.json())["rid"])
+        if len(ids) == 1:
+            assert request.transport is not None
+            request.transport.abort()
+        if len(ids) == 2:  # what the router's own second attempt is answered
+            return web.json_response({"error": {"message": f"Duplicate request ID detected: {ids[0]}"}}, status=400)
+        return web.json_response(answer([5], "a"))
+
+    async def go() -> None:
+        app = web.Application()
+        app.router.add_post("/generate", handle)
+        async with TestServer(app) as server, EngineClient(str(server.make_url("")), max_in_flight=1, timeout_s=5) as c:
+            with use_scope(SampleScope()) as scope:
+                assert (await c.generate([1], {})).tokens == [5]
+        assert scope.requests == set() and c.num_retries == 2
+
+    asyncio.run(go())
+    assert len(set(ids)) == 3
 
 
 def test_retries_end_at_the_deadline_with_the_last_failure() -> None:

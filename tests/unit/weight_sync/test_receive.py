@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import pickle
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from slime_rl.engine.control import EngineRefused
 from slime_rl.weight_sync.bucket import split_buckets
 from slime_rl.weight_sync.files import DiskTransport
 from slime_rl.weight_sync.receive import Receiver, load
@@ -38,7 +41,10 @@ class ReceivingEngine:
 
     async def update_by_instruction(self, payloads: list[str]) -> None:
         (payload,) = payloads
-        load(self, pickle.loads(base64.b64decode(payload)))
+        try:
+            await asyncio.to_thread(load, self, pickle.loads(base64.b64decode(payload)))
+        except ValueError as error:
+            raise EngineRefused(str(error)) from error
 
     async def set_weight_version(self, version: str) -> None:
         self.version = version
@@ -207,6 +213,56 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
         receive(Receiver(), payload)
 
 
+class Refusing(ReceivingEngine):
+    """Takes a bucket, then no more."""
+
+    def load_weights(self, named: Any) -> None:
+        if self.num_loaded:
+            raise ValueError("no such parameter")
+        super().load_weights(named)
+
+
+def test_an_engine_that_refuses_in_the_middle_is_left_out_with_its_reason() -> None:
+    sender, engines = make(lambda session: TensorTransport(session, 1), "http://a", "http://b")
+    bad = Refusing("http://b")
+    sender.engines.controls[1] = sender.engines._known["http://b"] = bad  # type: ignore[assignment]
+    report = send(sender, some_weights(1), 1)
+    assert report.updated == ["http://a"] and report.failed == {"http://b": "no such parameter"}
+    assert_same(engines["http://a"].weights, some_weights(1))
+    assert bad.version == "1-incomplete"
+    sender.connect(["http://a"])
+    assert send(sender, some_weights(2), 2).updated == ["http://a"]
+    sender.close()
+
+
+def test_an_engine_stops_following_a_trainer_that_leaves() -> None:
+    sender, engines = make(lambda session: TensorTransport(session, 1), "http://a")
+    heard: list[str] = []
+    inner = engines["http://a"].update_by_instruction
+
+    async def listen(payloads: list[str]) -> None:
+        following = asyncio.ensure_future(inner(payloads))
+        following.add_done_callback(lambda task: heard.append(f"ended, error: {task.exception()}"))
+        await asyncio.shield(following)
+
+    engines["http://a"].update_by_instruction = listen
+
+    def broken() -> Any:
+        yield [("wide", some_weights(1)["wide"])]
+        yield [("half", some_weights(1)["half"])]
+        raise RuntimeError("gathering failed")
+
+    with pytest.raises(RuntimeError, match="gathering failed"):
+        sender.send(broken(), 1)
+    assert heard == [] and engines["http://a"].version == "1-incomplete"
+    sender.transport.close()
+    deadline = time.monotonic() + 5
+    while not heard and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert heard == ["ended, error: None"]
+    sender.close()
+
+
 def test_a_delta_on_another_version_is_refused(tmp_path: Path) -> None:
     posts = Posts()
     transport = DiskTransport(posts, 1, tmp_path, deltas=True)  # type: ignore[arg-type]
@@ -224,7 +280,7 @@ def test_a_delta_on_another_version_is_refused(tmp_path: Path) -> None:
 
 def test_memory_that_was_filled_anew_too_early_is_noticed() -> None:
     posts = Posts()
-    transport = TensorTransport(posts, 1)  # type: ignore[arg-type]
+    transport = TensorTransport(posts, 2)  # type: ignore[arg-type]
     transport.begin(1)
     buffer = transport.make_buffer()
     transport.post(*buffer.fill(list(some_weights(1).items())))

@@ -40,7 +40,7 @@ class RecordingEngine:
 class RecordingTransport:
     """Copies what it is given; a bucket arrives when the test, or the sender by waiting, lets it."""
 
-    changed_share = 1.0
+    changed_share, room = 1.0, 1
 
     def __init__(self, log: list[Any]) -> None:
         self.log = log

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from factories import make_config
+from factories import make_config, write_model_folder
 
 from slime_rl.config import Config
 from slime_rl.rollout.rewards import REWARDS
@@ -200,6 +200,49 @@ def test_a_judges_last_score_counts(tmp_path: Path) -> None:
     assert sorted(value["score"] for value in values) == [0.0, 0.7, 1.0]
     assert sum(value["judge_unreadable"] for value in values) == 1.0
     assert received[0]["temperature"] == 0.0 and "ref" in received[0]["messages"][0]["content"]
+
+
+@asynccontextmanager
+async def router_over(engine: str) -> Any:
+    """A router that has one engine, forwards what routers forward, and wants a key."""
+
+    async def workers(request: web.Request) -> web.Response:
+        assert request.headers["Authorization"] == "Bearer word"
+        return web.json_response({"workers": [{"url": engine, "is_healthy": True}]})
+
+    async def chat(request: web.Request) -> web.Response:
+        assert request.headers["Authorization"] == "Bearer word"
+        return web.json_response({"choices": [{"message": {"content": "Score: 4"}}]})
+
+    app = web.Application()
+    app.router.add_get("/workers", workers)
+    app.router.add_post("/v1/chat/completions", chat)
+    async with TestServer(app) as server:
+        yield str(server.make_url(""))
+
+
+def test_a_model_beside_the_policy_judges_and_scores(tmp_path: Path) -> None:
+    class NoTemplate:
+        chat_template = None
+
+    judge = write_model_folder(tmp_path / "judge")
+    groups = "server_groups: [{num_gpus: 1}]"
+    (tmp_path / "key").write_text("word")
+    (tmp_path / "engines.yaml").write_text(
+        f"sglang: [{{name: p, {groups}}}, {{name: other, model_path: {judge}, {groups}}}]"
+    )
+    flags = ("--sglang-config", str(tmp_path / "engines.yaml"), "--reward-url", "sglang:other")
+    flags += ("--engine-api-key-file", str(tmp_path / "key"))
+
+    async def go() -> Any:
+        async with service("/classify", lambda body: [{"embedding": [3.0]}]) as (engine, _), router_over(engine) as url:
+            with use_runtime(RolloutRuntime(client=None, tokenizer=NoTemplate(), models={"other": url})):
+                config = make_config(tmp_path, "--rm-type", "judge", *flags)
+                (verdict,) = await REWARDS.load("judge")(config, [sample("a")])
+                scores = await REWARDS.load("reward_model")(config, [sample("a")])
+        return verdict["score"], scores
+
+    assert asyncio.run(go()) == (0.4, [3.0])
 
 
 def test_a_response_cannot_fill_in_the_rubric() -> None:

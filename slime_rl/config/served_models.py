@@ -1,0 +1,136 @@
+"""`--sglang-config FILE`: engines with arguments of their own, and models beside the policy. The file has slime's keys.
+
+sglang:
+  - name: policy                       # gets the trainer's weights; without model_path it is --hf-checkpoint
+    server_groups:
+      - {num_gpus: 2, overrides: {max-running-requests: 64}}
+      - {num_gpus: 1, overrides: {chunked-prefill-size: 512}}
+  - name: judge
+    model_path: /models/judge          # keeps its weights; has a router of its own
+    server_groups:
+      - {num_gpus: 2, num_gpus_per_engine: 2}
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+from slime_rl.config.checks import check_file, check_model_folder
+
+FLAG = "--sglang-config"
+POLICY = "policy"
+SCHEME = "sglang:"  # --reward-url sglang:NAME
+_MODEL_KEYS = ("name", "model_path", "update_weights", "num_gpus_per_engine", "server_groups")
+_GROUP_KEYS = ("worker_type", "num_gpus", "num_gpus_per_engine", "overrides")
+
+
+@dataclass(frozen=True)
+class ServerGroup:
+    """Engines of one model that are started alike. On CPU a GPU is the place of one process."""
+
+    num_engines: int
+    num_gpus_per_engine: int
+    arguments: tuple[str, ...] = ()  # for SGLang, after those of the run
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model that engines serve; `model_path` None is --hf-checkpoint."""
+
+    name: str
+    model_path: str | None
+    is_policy: bool
+    groups: tuple[ServerGroup, ...]
+
+    @property
+    def num_engines(self) -> int:
+        return sum(group.num_engines for group in self.groups)
+
+
+def read_served_models(path: str, gpus_per_engine: int) -> tuple[ServedModel, ...]:
+    """The models of a file, the policy first. `gpus_per_engine` is for groups that do not say it themselves.
+
+    Raises:
+        ValueError: no such file, not YAML, or not of the form above; names the file and the place in it.
+    """
+    check_file(FLAG, path)
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{FLAG} {path}: not YAML: {error}") from error
+    entries = content.get("sglang") if isinstance(content, dict) else None
+    if not isinstance(entries, list) or not entries or len(content) != 1:
+        _fail(path, "must hold one key, sglang, with a list of models", content)
+    models = [_model(f"{path}: model {number}", entry, gpus_per_engine) for number, entry in enumerate(entries)]
+    names = [model.name for model in models]
+    if len(set(names)) != len(names):
+        _fail(path, "must give every model a name of its own", names)
+    policies = [model for model in models if model.is_policy]
+    if len(policies) != 1:
+        _fail(path, "must have exactly one model with update_weights (without model_path it is so by itself)", names)
+    if len({group.num_gpus_per_engine for group in policies[0].groups}) > 1:
+        _fail(path, f"must give all engines of {policies[0].name} the same num_gpus_per_engine", policies[0].groups)
+    return (*policies, *(model for model in models if not model.is_policy))
+
+
+def _model(where: str, entry: Any, gpus_per_engine: int) -> ServedModel:
+    _check_keys(where, entry, _MODEL_KEYS)
+    name, path = entry.get("name"), entry.get("model_path")
+    if not isinstance(name, str) or not name.replace("_", "").replace("-", "").isalnum():
+        _fail(where, "must have a name of letters, digits, - and _", name)
+    if path is not None:
+        check_model_folder(f"{FLAG} {where}: model_path", str(path))
+    updated = entry.get("update_weights", path is None)
+    if not isinstance(updated, bool):
+        _fail(where, "update_weights must be true or false", updated)
+    groups = entry.get("server_groups")
+    if not isinstance(groups, list) or not groups:
+        _fail(where, "server_groups must be a list", groups)
+    each = entry.get("num_gpus_per_engine", gpus_per_engine)
+    parts = tuple(_group(f"{where}, group {number}", group, each) for number, group in enumerate(groups))
+    return ServedModel(name, None if path is None else str(path), updated, parts)
+
+
+def _group(where: str, entry: Any, gpus_per_engine: int) -> ServerGroup:
+    _check_keys(where, entry, _GROUP_KEYS)
+    if entry.get("worker_type", "regular") != "regular":
+        _fail(where, "worker_type must be regular: prefill and decode on different engines is not supported", entry)
+    each, num_gpus = entry.get("num_gpus_per_engine", gpus_per_engine), entry.get("num_gpus")
+    for name, value in (("num_gpus_per_engine", each), ("num_gpus", num_gpus)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            _fail(where, f"{name} must be a whole number > 0", value)
+    if num_gpus % each:
+        _fail(where, f"num_gpus must be a multiple of num_gpus_per_engine ({each})", num_gpus)
+    overrides = entry.get("overrides", {})
+    if not isinstance(overrides, dict):
+        _fail(where, "overrides must be a mapping of SGLang's arguments to values", overrides)
+    return ServerGroup(
+        num_gpus // each, each, tuple(word for key, value in overrides.items() for word in _words(key, value))
+    )
+
+
+def _words(key: Any, value: Any) -> list[str]:
+    """One argument of SGLang's as words of a command line."""
+    name = "--" + str(key).removeprefix("--").replace("_", "-")
+    if isinstance(value, bool):
+        return [name] if value else []
+    if isinstance(value, list):
+        return [name, *map(str, value)]
+    return [f"{name}={json.dumps(value) if isinstance(value, dict) else value}"]
+
+
+def _check_keys(where: str, entry: Any, known: tuple[str, ...]) -> None:
+    if not isinstance(entry, dict):
+        _fail(where, f"must be a mapping with {', '.join(known)}", entry)
+    unknown = [key for key in entry if key not in known]
+    if unknown:
+        _fail(where, f"may have the keys {', '.join(known)}", unknown[0])
+
+
+def _fail(where: str, rule: str, value: Any) -> NoReturn:
+    raise ValueError(f"{FLAG} {where} {rule}, got {value!r}")

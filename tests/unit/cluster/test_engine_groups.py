@@ -1,0 +1,67 @@
+"""Which engines a run starts from --sglang-config: models, arguments, numbers and places."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from factories import make_config, write_model_folder
+
+from slime_rl.cluster import engines
+from slime_rl.config import Config
+
+
+class Handle:
+    """What an EngineHandle is made from."""
+
+    def __init__(self, config: Config, placement: Any, index: int, options: Any, gpus: tuple[int, ...]) -> None:
+        self.config, self.index, self.options, self.gpus = config, index, options, gpus
+
+
+class Places:
+    """Bundles that are only names."""
+
+    def engine_options(self, index: int) -> dict[str, Any]:
+        return {"bundle": f"policy {index}"}
+
+    def engine_gpus(self, index: int) -> tuple[int, ...]:
+        return (index,)
+
+    def reserve_engines(self, num_engines: int, gpus_per_engine: int) -> list[Any]:
+        return [({"bundle": f"beside {i}"}, tuple(range(gpus_per_engine))) for i in range(num_engines)]
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    monkeypatch.setattr(engines, "EngineHandle", Handle)
+    judge = write_model_folder(tmp_path / "judge")
+    (tmp_path / "engines.yaml").write_text(
+        f"""
+        sglang:
+          - name: policy
+            server_groups: [{{num_gpus: 1, overrides: {{log-requests: true}}}}, {{num_gpus: 1}}]
+          - name: judge
+            model_path: {judge}
+            server_groups: [{{num_gpus: 4, num_gpus_per_engine: 2}}]
+        """
+    )
+    return make_config(tmp_path, "--sglang-config", str(tmp_path / "engines.yaml"), "--sglang-log-level", "error")
+
+
+def test_the_policys_engines_have_the_arguments_of_their_groups(config: Config) -> None:
+    group = engines.policy_engines(config, Places())  # type: ignore[arg-type]
+    found = [(h.index, h.config.engine.sglang_args, h.options, h.gpus) for h in group.handles]  # type: ignore[union-attr]
+    assert found == [
+        (0, ("--log-level", "error", "--log-requests"), {"bundle": "policy 0"}, (0,)),
+        (1, ("--log-level", "error"), {"bundle": "policy 1"}, (1,)),
+    ]
+    assert not group.guard.keeps_weights and group.router.log_path.name == "router.log"
+
+
+def test_models_beside_it_have_engines_a_router_and_a_guard_of_their_own(config: Config, tmp_path: Path) -> None:
+    ((name, group),) = engines.other_engines(config, Places()).items()  # type: ignore[arg-type]
+    found = [(h.index, h.config.model.hf_checkpoint, h.gpus) for h in group.handles]  # type: ignore[union-attr]
+    judge = str(tmp_path / "judge")
+    assert (name, found) == ("judge", [(2, judge, (0, 1)), (3, judge, (0, 1))])
+    assert group.guard.keeps_weights and group.router.log_path.name == "router_judge.log"

@@ -1,0 +1,146 @@
+"""Engines that somebody else runs, as HTTP servers that this test starts and stops: waited for, watched, never started.
+Also what an engine must show before it gets traffic again."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from factories import make_config
+
+from slime_rl.cluster.engines import EngineGroup, ExternalEngine
+from slime_rl.engine.guard import EngineGuard, EngineState
+
+
+class Answers(ThreadingHTTPServer):
+    """What an engine says of its weights."""
+
+    daemon_threads = True
+    version, checksum = "0", "abc"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Answers
+
+    def do_GET(self) -> None:
+        self._say({"weight_version": self.server.version} if self.path == "/model_info" else {})
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self._say({"per_engine_checksum": self.server.checksum})
+
+    def _say(self, content: dict[str, Any]) -> None:
+        text = json.dumps(content).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, format: str, *args: Any) -> None: ...
+
+
+@contextmanager
+def engine(port: int = 0) -> Iterator[tuple[str, Answers]]:
+    server = Answers(("127.0.0.1", port), Handler)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", server
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class Router:
+    """Remembers who is behind it."""
+
+    def __init__(self) -> None:
+        self.behind: list[str] = []
+
+    def is_alive(self) -> bool:
+        return True
+
+    def answers(self, timeout_s: float) -> bool:
+        return True
+
+    def restart(self, engine_urls: list[str]) -> None: ...
+
+    def add_worker(self, url: str) -> None:
+        self.behind.append(url)
+
+    def remove_worker(self, url: str) -> None:
+        self.behind = [other for other in self.behind if other != url]
+
+
+@contextmanager
+def watched(tmp_path: Path, urls: list[str]) -> Iterator[tuple[EngineGroup, Router]]:
+    """A group of these engines behind a router that only remembers."""
+    flags = ("--engine-health-interval-s", "0.02", "--engine-health-timeout-s", "0.3")
+    config, router = make_config(tmp_path, "--rollout-external-engine-addrs", *urls, *flags), Router()
+    group = EngineGroup(config, [ExternalEngine(config, url) for url in urls])
+    group.guard = EngineGuard(config, router)
+    group.connect(urls)
+    try:
+        yield group, router
+    finally:
+        group.guard.close()
+
+
+def wait_for(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_one_that_goes_away_is_waited_for_and_serves_when_it_has_the_weights_again(tmp_path: Path) -> None:
+    first = ExitStack()
+    url, server = first.enter_context(engine())
+    with engine() as (sound, kept), watched(tmp_path, [sound, url]) as (group, router):
+        guard = group.guard
+        assert router.behind == [sound, url]
+        first.close()
+        wait_for(lambda: guard.urls(EngineState.DOWN) == [url])
+        assert router.behind == [sound]
+        with engine(server.server_port) as (_, again):
+            wait_for(lambda: guard.urls(EngineState.STALE) == [url])
+            kept.version = again.version = "3"
+            again.checksum = "of other weights"
+            group.settle(3, [sound, url], {})
+            wait_for(lambda: guard.num_restarts["engine"] == 2 and guard.urls(EngineState.STALE) == [url])
+            assert router.behind == [sound]
+            again.checksum = kept.checksum
+            group.settle(3, [sound, url], {})
+            assert router.behind == [sound, url]
+            assert guard.urls(EngineState.SERVING) == [sound, url]
+    log = (tmp_path / "run" / "logs" / "faults.log").read_text()
+    assert "engine 1 has not answered its health checks" in log
+    assert "('3', 'of other weights') where ('3', 'abc') is expected" in log
+
+
+def test_one_that_was_restarted_between_two_checks_is_noticed_by_its_version(tmp_path: Path) -> None:
+    with engine() as (url, server), watched(tmp_path, [url]) as (group, router):
+        server.version = "7"
+        wait_for(lambda: group.guard._members[0].version == 7)
+        server.version = "8-incomplete"  # in the middle of an update
+        time.sleep(0.1)
+        assert router.behind == [url]
+        server.version = "0"
+        wait_for(lambda: group.guard.urls(EngineState.STALE) == [url])
+        assert router.behind == []
+    log = (tmp_path / "run" / "logs" / "faults.log").read_text()
+    assert "engine 0 has lost its weights: version 0 where it had 7; restarting" in log
+
+
+def test_one_that_never_answers_is_named(tmp_path: Path) -> None:
+    url = "http://127.0.0.1:9"
+    config = make_config(tmp_path, "--rollout-external-engine-addrs", url, "--start-timeout-s", "0.1")
+    with pytest.raises(RuntimeError, match=f"{url} does not answer within --start-timeout-s 0.1"):
+        ExternalEngine(config, url).restart()

@@ -1,0 +1,113 @@
+"""`--sglang-config`: what a file gives, and what is refused with its place in the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from factories import make_config, write_model_folder
+
+from slime_rl.config import Config
+from slime_rl.config.served_models import ServerGroup
+
+
+def write(tmp_path: Path, text: str) -> str:
+    judge = write_model_folder(tmp_path / "judge")
+    (tmp_path / "engines.yaml").write_text(text.replace("JUDGE", str(judge)))
+    return str(tmp_path / "engines.yaml")
+
+
+def config_of(tmp_path: Path, text: str, *flags: str) -> Config:
+    return make_config(tmp_path, "--sglang-config", write(tmp_path, text), *flags)
+
+
+TWO_MODELS = """
+sglang:
+  - name: judge
+    model_path: JUDGE
+    server_groups: [{num_gpus: 4, num_gpus_per_engine: 2, overrides: {is_embedding: true, served-model-name: j}}]
+  - name: actor
+    server_groups:
+      - {num_gpus: 2, overrides: {max_running_requests: 8, json-model-override-args: {a: 1}, enable-metrics: false}}
+      - {num_gpus: 1, worker_type: regular}
+"""
+
+
+def test_groups_have_arguments_of_their_own_and_the_policy_comes_first(tmp_path: Path) -> None:
+    config = config_of(tmp_path, TWO_MODELS, "--sglang-context-length", "200")
+    policy, judge = config.served_models
+    words = ("--max-running-requests=8", '--json-model-override-args={"a": 1}')
+    assert (policy.name, policy.is_policy) == ("actor", True)
+    assert policy.groups == (ServerGroup(2, 1, words), ServerGroup(1, 1))
+    assert (judge.name, judge.is_policy) == ("judge", False)
+    assert judge.groups == (ServerGroup(2, 2, ("--is-embedding", "--served-model-name=j")),)
+    assert (config.cluster.rollout_num_engines, config.num_gpus_beside) == (3, 4)
+    own = config.for_engine(policy, policy.groups[0])
+    assert own.engine.sglang_args == ("--context-length", "200", *words)
+    beside = config.for_engine(judge, judge.groups[0])
+    assert beside.engine.sglang_args == ("--is-embedding", "--served-model-name=j"), "--sglang-* is the policy's"
+    assert beside.model.hf_checkpoint == str(tmp_path / "judge")
+    assert beside.cluster.rollout_num_gpus_per_engine == 2
+    assert config.model.hf_checkpoint == str(tmp_path / "model"), "the run's own stays"
+
+
+def test_without_a_file_there_is_one_group(tmp_path: Path) -> None:
+    (model,) = make_config(tmp_path, "--rollout-num-engines", "3").served_models
+    assert (model.groups, model.model_path) == ((ServerGroup(3, 1),), None)
+
+
+POLICY = "sglang: [{name: p, server_groups: [{num_gpus: 2}]}"
+OTHER = ", {name: j, model_path: JUDGE, server_groups: [{num_gpus: 1}]}]"
+
+
+def test_a_reward_may_come_from_a_model_beside_the_policy(tmp_path: Path) -> None:
+    flags = ("--rm-type", "judge", "--reward-url")
+    assert config_of(tmp_path, POLICY + OTHER, *flags, "sglang:j").reward.reward_url == "sglang:j"
+    with pytest.raises(ValueError, match=r"--reward-url must name a model of --sglang-config .* \(j\), got 'sglang:p'"):
+        config_of(tmp_path, POLICY + OTHER, *flags, "sglang:p")
+    with pytest.raises(ValueError, match=r"there is none"):
+        make_config(tmp_path, *flags, "sglang:j")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("engines: []", "must hold one key, sglang, with a list of models"),
+        ("sglang: [", "not YAML"),
+        ("sglang: [{name: p, servers: []}]", "model 0 may have the keys name, .*, got 'servers'"),
+        ("sglang: [{name: p q, server_groups: [{num_gpus: 1}]}]", "must have a name"),
+        ("sglang: [{name: p, server_groups: []}]", "server_groups must be a list"),
+        ("sglang: [{name: p, server_groups: [{num_gpus: 0}]}]", "group 0 num_gpus must be a whole number > 0, got 0"),
+        (
+            "sglang: [{name: p, server_groups: [{num_gpus: 3, num_gpus_per_engine: 2}]}]",
+            r"must be a multiple of num_gpus_per_engine \(2\), got 3",
+        ),
+        (
+            "sglang: [{name: p, server_groups: [{num_gpus: 1, worker_type: prefill}]}]",
+            "prefill and decode on different engines is not supported",
+        ),
+        ("sglang: [{name: p, server_groups: [{num_gpus: 1, overrides: [a]}]}]", "overrides must be a mapping"),
+        ("sglang: [{name: p, model_path: /none, server_groups: [{num_gpus: 1}]}]", "must be a folder that exists"),
+        ("sglang: [{name: j, model_path: JUDGE, server_groups: [{num_gpus: 1}]}]", "exactly one model with update"),
+        (POLICY + OTHER.replace("name: j", "name: p"), "every model a name of its own"),
+        (
+            "sglang: [{name: p, server_groups: [{num_gpus: 1}, {num_gpus: 2, num_gpus_per_engine: 2}]}]",
+            "all engines of p the same num_gpus_per_engine",
+        ),
+        (
+            "sglang: [{name: p, model_path: JUDGE, update_weights: true, server_groups: [{num_gpus: 1}]}]",
+            "p: model_path must be --hf-checkpoint",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=f"--sglang-config.*{message}"):
+        config_of(tmp_path, text)
+
+
+def test_counts_on_the_command_line_must_agree(tmp_path: Path) -> None:
+    config_of(tmp_path, POLICY + "]", "--rollout-num-engines", "2")
+    with pytest.raises(ValueError, match="--rollout-num-engines must be as in --sglang-config, or left out, got 3"):
+        config_of(tmp_path, POLICY + "]", "--rollout-num-engines", "3")
+    with pytest.raises(ValueError, match="cannot be used with --rollout-external-engine-addrs"):
+        config_of(tmp_path, POLICY + "]", "--rollout-external-engine-addrs", "http://a:1", "http://b:1")
