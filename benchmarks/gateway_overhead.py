@@ -31,7 +31,7 @@ from slime_rl.rollout.agent.parsing import ParsedTurn  # noqa: E402
 from slime_rl.rollout.client import EngineClient  # noqa: E402
 from slime_rl.rollout.runtime import RolloutRuntime, use_runtime  # noqa: E402
 from slime_rl.types import Sample  # noqa: E402
-from tools.make_tool_task import write_tokenizer  # noqa: E402
+from tools.make_tool_task import VOCABULARY  # noqa: E402
 
 END_TOKEN = 1
 
@@ -119,7 +119,7 @@ def main(argv: list[str] | None = None) -> int:
         with tempfile.TemporaryDirectory() as folder:
             from transformers import AutoTokenizer
 
-            write_tokenizer(Path(folder))
+            VOCABULARY.write_tokenizer(Path(folder))
             tokenizer = AutoTokenizer.from_pretrained(folder)
         direct, through = asyncio.run(measure(f"http://127.0.0.1:{ours.recv()}", args, tokenizer))
     finally:

@@ -32,7 +32,7 @@ HOSTILE: dict[str, tuple[str, tuple[object, ...], float, tuple[str, ...]]] = {
     "endless recursion": ("hostile:deep", (), 10.0, ("error",)),
     "os._exit": ("hostile:leave", (0,), 10.0, ("crash",)),
     "SIGKILL to itself": ("hostile:kill_self", (), 10.0, ("crash",)),
-    "SIGKILL to its parent": ("hostile:kill_parent", (), 10.0, ("crash",)),
+    "SIGKILL to its parent": ("hostile:kill_parent", (), 10.0, ("error",)),
     "4 GiB of memory": ("hostile:allocate", (4 << 30,), 10.0, ("memory",)),
     "bounded fork bomb": ("hostile:fork_bomb", (6,), 10.0, ("processes",)),
     "closes all files": ("hostile:close_files", (), 10.0, ("crash",)),

@@ -153,11 +153,11 @@ class GenerateFunction(Protocol):
 class Agent(Protocol):
     """`--agent-path`: an agent with its own loop, talking to the gateway as if that were the OpenAI or Anthropic API.
 
-    `data` has prompt, label, metadata and root_url. It returns its reward, or None when it posts it or another function
-    scores the samples.
+    `data` has prompt, label, metadata and root_url. It returns its reward (a dict gives one to each role that it played
+    as model policy/ROLE), or None when it posts it or another function scores the samples.
     """
 
-    async def __call__(self, data: dict[str, Any], base_url: str, api_key: str) -> float | None: ...
+    async def __call__(self, data: dict[str, Any], base_url: str, api_key: str) -> float | dict[str, float] | None: ...
 
 
 @runtime_checkable

@@ -124,6 +124,7 @@ def rollout_batch_from_groups(
     It has `baseline_rewards [N]` float32, too, where every sample's reward_info has a `baseline_reward` (remax).
 
     Groups stay whole in one update when their number divides by `num_updates`; otherwise blocks of samples are equal.
+    Where agents play several roles, each role of a group is a group for the advantages.
 
     Raises:
         ValueError: no samples, a sample without reward or response, or samples that do not divide over the updates.
@@ -143,7 +144,7 @@ def rollout_batch_from_groups(
         "rollout_log_probs": Ragged.from_list([s.rollout_log_probs for s in samples], torch.float32),
         "weight_versions": Ragged.from_list([s.weight_versions for s in samples], torch.int32),
         "rewards": torch.tensor([s.reward for s in samples], dtype=torch.float32),
-        "group_ids": torch.tensor(group_of, dtype=torch.int64),
+        "group_ids": torch.tensor(_role_groups(samples, group_of), dtype=torch.int64),
         "rollout_ids": torch.tensor([episodes[g, s.rollout_id] for g, s in zip(group_of, samples, strict=True)]),
         "sample_ids": torch.arange(len(samples)),
         "truncated": torch.tensor([s.status is Status.TRUNCATED for s in samples], dtype=torch.bool),
@@ -154,6 +155,17 @@ def rollout_batch_from_groups(
         tensors["baseline_rewards"] = torch.tensor(baselines, dtype=torch.float32)
     meta: dict[str, Any] = {"step": step, "weight_version": weight_version, "num_samples": len(samples)}
     return RolloutBatch(tensors, None, meta)
+
+
+def _role_groups(samples: Sequence[Sample], group_of: list[int]) -> list[int]:
+    """Numbers from 0, one for each role of each group: the sides of a game are not compared with each other."""
+    numbers: dict[tuple[int, Any], int] = {}
+    found = []
+    for sample, group in zip(samples, group_of, strict=True):
+        state = sample.metadata.get("agent")
+        role = state.get("role", "") if isinstance(state, dict) else ""
+        found.append(numbers.setdefault((group, role), len(numbers)))
+    return found
 
 
 def _check_trainable(sample: Sample) -> None:

@@ -22,7 +22,8 @@ async def gateway(config: Config, sample: Sample, sampling_params: dict[str, Any
     """Run the agent of --agent-path once and take its conversation(s) as samples of one episode.
 
     `data` has `prompt`, `label`, `metadata` and `root_url` (for clients that add /v1 themselves). The reward is what
-    the agent returns, or what it posts to `base_url`/session/reward; `--rm-type episode` reads it. When the run
+    the agent returns (a dict gives one to each role), or what it posts to `base_url`/session/reward; `--rm-type
+    episode` reads it. When the run
     interrupts the sample, it comes back as ABORTED and starts anew later: an agent's own state cannot be continued.
 
     Raises:
@@ -46,7 +47,9 @@ async def gateway(config: Config, sample: Sample, sampling_params: dict[str, Any
                 sample.status = Status.ABORTED
                 return sample
             raise
-    if reward is not None:
+    if isinstance(reward, dict):
+        session.role_rewards |= {role: _number(config, value) for role, value in reward.items()}
+    elif reward is not None:
         session.reward = _number(config, reward)
     return session.samples()
 

@@ -60,6 +60,7 @@ class Supervisor:
 
     def __init__(self, requests: int, answers: int, memory_bytes: int) -> None:
         self.requests, self.answers, self.memory_bytes = requests, answers, memory_bytes
+        self.owner = os.getppid()
         self.worker: Worker | None = None
         self.modules: set[str] = set()
 
@@ -107,11 +108,14 @@ class Supervisor:
         return None
 
     def _load(self, module: str) -> str | None:
-        """Import a module here, so that workers are forked with it; a message when it cannot be."""
+        """Import a module here and call its `warm_up`, if it has one, so that workers are forked with what both made;
+        a message when it cannot be."""
         if module in self.modules:
             return None
         try:
-            importlib.import_module(module)
+            warm_up = getattr(importlib.import_module(module), "warm_up", None)
+            if warm_up is not None:
+                warm_up()
         except Exception as error:  # user code may raise anything at import
             return f"cannot import {module}: {type(error).__name__}: {error}"
         self.modules.add(module)
@@ -162,7 +166,7 @@ class Supervisor:
         if pid == 0:
             for fd in (request_in, answer_out, self.requests, self.answers):
                 os.close(fd)
-            fence_worker.run(request_out, answer_in, self.memory_bytes)
+            fence_worker.run(request_out, answer_in, self.memory_bytes, self.owner)
         os.close(request_out)
         os.close(answer_in)
         return Worker(pid, os.pidfd_open(pid), request_in, answer_out)

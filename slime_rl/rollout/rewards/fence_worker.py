@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import json
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from slime_rl.rollout.rewards.fence_protocol import NONCE_BYTES, Failure, read_frame, write_frame
+from slime_rl.rollout.rewards.seccomp import deny_signals_to
 
 OUT_OF_MEMORY = b'{"failure": "memory"'
 MAX_FILE_BYTES = 64 * 1024 * 1024
@@ -22,11 +24,12 @@ MAX_MESSAGE_LENGTH = 500
 NICENESS = 5  # below the supervisor, which must get its turn beside a fork bomb to end it
 
 
-def run(requests: int, answers: int, memory_bytes: int) -> NoReturn:
-    """Serve calls until the supervisor closes `requests`. Never returns into the supervisor's code."""
+def run(requests: int, answers: int, memory_bytes: int, owner: int) -> NoReturn:
+    """Serve calls until the supervisor closes `requests`. Never returns into the supervisor's code. `owner` is the
+    process that the supervisor works for."""
     status = 1
     try:
-        confine(memory_bytes)
+        confine(memory_bytes, owner)
         while (frame := read_frame(requests)) is not None:
             nonce, request = frame[:NONCE_BYTES], frame[NONCE_BYTES:]
             write_frame(answers, nonce)
@@ -36,8 +39,10 @@ def run(requests: int, answers: int, memory_bytes: int) -> NoReturn:
         os._exit(status)
 
 
-def confine(memory_bytes: int) -> None:
-    """A process group of its own, death with the supervisor, no output, limits on memory and file size."""
+def confine(memory_bytes: int, owner: int) -> None:
+    """A process group of its own, death with the supervisor, no output, limits on memory and file size, no signals to
+    supervisor and owner, nor to all processes at once."""
+    supervisor = os.getppid()
     os.setpgid(0, 0)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.nice(NICENESS)
@@ -50,6 +55,8 @@ def confine(memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError):  # not to be had here: a supervisor that was killed is started again
+        deny_signals_to([-1, supervisor, -os.getpgid(supervisor), owner, -os.getpgid(owner)])
 
 
 def answer(frame: bytes) -> bytes:

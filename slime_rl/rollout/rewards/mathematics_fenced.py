@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+
 from math_verify import parse, verify
+
+logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of time limits that are off, at every call
+
+
+def warm_up() -> None:
+    """Once before workers are forked: the first answers build tables, which takes 70 ms in every new worker."""
+    for answer in ("\\boxed{\\frac{1}{2}}", "\\boxed{x^2+1}", "the answer is 3.5"):
+        equal_to_any(["\\frac{2}{4}"], answer)
 
 
 def equal_to_any(labels: list[str], response: str) -> float:

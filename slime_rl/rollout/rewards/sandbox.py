@@ -14,10 +14,8 @@ import contextlib
 import ctypes
 import math
 import os
-import platform
 import resource
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
@@ -26,24 +24,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from slime_rl.rollout.rewards.seccomp import deny_network_and_signals
+
 MAX_OUTPUT_BYTES = 64 * 1024
 MAX_FILE_BYTES = 16 * 1024 * 1024
 MEMORY_BYTES = 512 * 1024 * 1024
 MAX_OPEN_FILES = 64
 WALL_FACTOR = 3.0
 
-# System calls that are refused, by machine: socket (other than AF_UNIX), and always ptrace, process_vm_writev, kill,
-# tkill, tgkill, pidfd_send_signal, io_uring_setup (which could open sockets on its own).
-_SYSCALLS = {
-    "x86_64": (0xC000003E, 41, (101, 311, 62, 200, 234, 424, 425)),
-    "aarch64": (0xC00000B7, 198, (117, 271, 129, 130, 131, 424, 425)),
-}
-_AF_UNIX = 1
-_X32 = 0x40000000
-_EPERM = 1
-_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
 _PR_SET_PDEATHSIG = 1
-_ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,37 +133,4 @@ def confine(seconds: float, memory_bytes: int) -> None:
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(limit, (value, value))
-    deny_network_and_signals(libc)
-
-
-def deny_network_and_signals(libc: Any) -> None:
-    """A seccomp filter, which needs no privilege and cannot be taken off again. Raises OSError where it is refused."""
-    machine = platform.machine()
-    if machine not in _SYSCALLS:
-        raise OSError(f"no table of system calls for {machine!r}: programs cannot be kept from the network here")
-    arch, socket, always = _SYSCALLS[machine]
-    code = _filter(arch, socket, always)
-    buffer = ctypes.create_string_buffer(code, len(code))
-    program = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(buffer))
-    if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_NO_NEW_PRIVS) failed")
-    if libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.c_char_p(program), 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_SECCOMP) failed")
-
-
-def _filter(arch: int, socket: int, always: tuple[int, ...]) -> bytes:
-    """BPF: another architecture or a call in `always` is refused; `socket` is, unless its domain is AF_UNIX."""
-    load, equal, at_least, give = 0x20, 0x15, 0x35, 0x06  # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_JMP|JGE|K, BPF_RET|K
-    number, architecture, first_argument = 0, 4, 16  # offsets in struct seccomp_data
-
-    def op(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
-        return struct.pack("HBBI", code, if_true, if_false, value)
-
-    refuse = op(give, _ERRNO | _EPERM)
-    lines = [op(load, architecture), op(equal, arch, 1, 0), refuse, op(load, number)]
-    lines += [op(at_least, _X32, 0, 1), refuse]  # the same calls under other numbers
-    for call in always:
-        lines += [op(equal, call, 0, 1), refuse]
-    lines += [op(equal, socket, 1, 0), op(give, _ALLOW)]
-    lines += [op(load, first_argument), op(equal, _AF_UNIX, 1, 0), refuse, op(give, _ALLOW)]
-    return b"".join(lines)
+    deny_network_and_signals()

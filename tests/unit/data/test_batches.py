@@ -53,6 +53,16 @@ def test_updates_are_contiguous_blocks_and_keep_groups_whole_where_they_divide(
     assert batch["update_ids"].tolist() == expected
 
 
+def test_each_role_of_a_group_is_compared_with_itself_only() -> None:
+    groups = make_groups(2, group_size=4)
+    for group in groups:
+        for i, sample in enumerate(group.samples):
+            sample.metadata["agent"] = {"role": ("first", "second")[i % 2]}
+    batch = rollout_batch_from_groups(groups, 0, 0, 2)
+    assert batch["group_ids"].tolist() == [0, 1, 0, 1, 2, 3, 2, 3]
+    assert batch["update_ids"].tolist() == [0] * 4 + [1] * 4
+
+
 def test_groups_of_unequal_size_stay_whole() -> None:
     groups = make_groups(2)
     groups[0].samples.append(make_groups(1)[0].samples[0])

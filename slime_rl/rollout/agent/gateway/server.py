@@ -4,7 +4,8 @@
     base_url + "/responses"          OpenAI, with stream
     base_url + "/messages"           Anthropic, with stream     key: x-api-key: KEY
     base_url + "/models"             OpenAI
-    base_url + "/session/reward"     {"reward": 1.0, "finish": true}: ours, for agents that know how they did
+    base_url + "/session/reward"     {"reward": 1.0, "finish": true}: ours, for agents that know how they did; with
+                                     "role" for the calls whose model is policy/ROLE
 
 Anthropic's client adds /v1 itself and is given `root_url`. The server lives in the event loop of the rollout; a call
 runs in the context of its session, so that it belongs to the session's sample.
@@ -18,6 +19,8 @@ import secrets
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -29,6 +32,19 @@ from slime_rl.types import Sample
 MODEL = "policy"
 Reader = Callable[[dict[str, Any]], dict[str, Any]]
 MAX_BODY_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Api:
+    """How one interface reads a request, and how it writes the answer (turn, id, model)."""
+
+    read: Reader
+    stream: Callable[[Turn, str, str], Iterator[str]]
+    whole: Callable[[Turn, str, str], dict[str, Any]]
+
+
+CHAT = Api(openai_api.read_request, openai_api.stream, openai_api.completion)
+MESSAGES = Api(anthropic_api.read_request, anthropic_api.stream, anthropic_api.message_of)
 
 
 class Gateway:
@@ -50,9 +66,9 @@ class Gateway:
 
     async def start(self) -> None:
         app = web.Application(client_max_size=MAX_BODY_BYTES)
-        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/v1/chat/completions", partial(self._answer, CHAT))
         app.router.add_post("/v1/responses", self._responses)
-        app.router.add_post("/v1/messages", self._messages)
+        app.router.add_post("/v1/messages", partial(self._answer, MESSAGES))
         app.router.add_post("/v1/session/reward", self._reward)
         app.router.add_get("/v1/models", self._models)
         self._runner = web.AppRunner(app, access_log=None)
@@ -91,7 +107,7 @@ class Gateway:
             raise GatewayError(400, f"the body is not JSON: {error}") from error
         if not isinstance(body, dict):
             raise GatewayError(400, "the body must be a JSON object")
-        arguments = read(body)
+        arguments = {**read(body), "role": role_of(body.get("model"))}
         task = asyncio.get_running_loop().create_task(session.complete(**arguments), context=context)
         try:
             return await task, body
@@ -99,15 +115,15 @@ class Gateway:
             task.cancel()  # the client has gone
             raise
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
+    async def _answer(self, api: Api, request: web.Request) -> web.StreamResponse:
         try:
-            turn, body = await self._complete(request, openai_api.read_request)
+            turn, body = await self._complete(request, api.read)
         except GatewayError as error:
             return _refusal(error)
         identity, model = secrets.token_hex(8), str(body.get("model", MODEL))
         if body.get("stream"):
-            return await _send(request, openai_api.stream(turn, identity, model))
-        return web.json_response(openai_api.completion(turn, identity, model))
+            return await _send(request, api.stream(turn, identity, model))
+        return web.json_response(api.whole(turn, identity, model))
 
     async def _responses(self, request: web.Request) -> web.StreamResponse:
         try:
@@ -131,16 +147,6 @@ class Gateway:
             return await _send(request, responses_api.stream(turn, identity, model))
         return web.json_response(answer)
 
-    async def _messages(self, request: web.Request) -> web.StreamResponse:
-        try:
-            turn, body = await self._complete(request, anthropic_api.read_request)
-        except GatewayError as error:
-            return _refusal(error)
-        identity, model = secrets.token_hex(8), str(body.get("model", MODEL))
-        if body.get("stream"):
-            return await _send(request, anthropic_api.stream(turn, identity, model))
-        return web.json_response(anthropic_api.message_of(turn, identity, model))
-
     async def _reward(self, request: web.Request) -> web.StreamResponse:
         try:
             session, _ = self._session_of(request)
@@ -150,13 +156,22 @@ class Gateway:
                 raise GatewayError(400, f"reward must be a number, got {reward!r}")
         except GatewayError as error:
             return _refusal(error)
-        session.reward = float(reward)
+        if body.get("role"):
+            session.role_rewards[str(body["role"])] = float(reward)
+        else:
+            session.reward = float(reward)
         if body.get("finish"):
             session.finish()
-        return web.json_response({"reward": session.reward, "finished": session.finished.is_set()})
+        return web.json_response({"reward": float(reward), "finished": session.finished.is_set()})
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "slime_rl"}]})
+
+
+def role_of(model: Any) -> str:
+    """ROLE of the model policy/ROLE; "" for any other name: agents may keep the one they were written with."""
+    name, _, role = str(model).partition("/")
+    return role if name == MODEL else ""
 
 
 def _refusal(error: GatewayError) -> web.Response:

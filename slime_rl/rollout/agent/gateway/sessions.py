@@ -7,6 +7,9 @@
 
 A call continues the turn whose messages, with its answer, are the longest beginning of the call's messages. Tokens that
 several samples share are trained in the first of them only, so that nothing counts twice.
+
+Calls of different roles (several agents, or both sides of a game) never continue one another: each role has a tree, a
+reward and a rollout_id of its own.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from slime_rl.rollout.scope import current_scope
 from slime_rl.types import Sample, Status
 
 MAX_CONTINUATIONS = 100  # of one answer that aborts (weight updates, engine failures) break off
+ROLE_STRIDE = 1 << 40  # between the rollout_ids of the roles of a session; more than a run has episodes
 
 
 class GatewayError(Exception):
@@ -42,6 +46,7 @@ class GatewayError(Exception):
 class Turn:
     """One answered call. L = all ids up to the answer's end; `mask` is 1 for every token that the policy sampled."""
 
+    role: str  # "" where the agent names none
     parent: Turn | None
     keys: tuple[str, ...]  # of the messages up to and including the answer
     tools_key: str
@@ -64,7 +69,8 @@ class Session:
     def __init__(self, key: str, sample: Sample, sampling_params: dict[str, Any]) -> None:
         self.key, self.sample, self.params = key, sample, sampling_params
         self.turns: list[Turn] = []
-        self.reward: float | None = None
+        self.reward: float | None = None  # of every role that has none of its own
+        self.role_rewards: dict[str, float] = {}
         self.finished = asyncio.Event()
         self.num_calls = 0
         self.conversations: dict[str, list[Message]] = {}  # up to each answer that a later call may name by its id
@@ -77,6 +83,7 @@ class Session:
         tools: list[dict[str, Any]] | None,
         max_tokens: int | None = None,
         stop: list[str] | None = None,
+        role: str = "",
     ) -> Turn:
         """Answer one call and record it.
 
@@ -91,7 +98,7 @@ class Session:
             self._renderers[tools_key] = TurnRenderer(current_runtime().tokenizer, tools)
         renderer = self._renderers[tools_key]
         keys = tuple(message_key(message) for message in messages)
-        parent = self._longest_beginning(keys, tools_key)
+        parent = self._longest_beginning(role, keys, tools_key)
         try:
             if parent is None:
                 added = renderer.prompt(messages)
@@ -105,7 +112,7 @@ class Session:
         if stop:
             params["stop"] = [*params.get("stop", []), *stop]
         answer = await self._generate(start + added, params)
-        return self._record(parent, keys, tools_key, renderer, added, answer, tools or [])
+        return self._record(role, parent, keys, tools_key, renderer, added, answer, tools or [])
 
     async def _generate(self, ids: list[int], params: dict[str, Any]) -> Generation:
         """One whole answer, going on after aborts with what is there."""
@@ -129,16 +136,19 @@ class Session:
                 )
         raise GatewayError(503, f"the answer was broken off {MAX_CONTINUATIONS} times")
 
-    def _longest_beginning(self, keys: tuple[str, ...], tools_key: str) -> Turn | None:
+    def _longest_beginning(self, role: str, keys: tuple[str, ...], tools_key: str) -> Turn | None:
         fitting = [
             turn
             for turn in self.turns
-            if len(turn.keys) < len(keys) and turn.tools_key == tools_key and keys[: len(turn.keys)] == turn.keys
+            if (turn.role, turn.tools_key) == (role, tools_key)
+            and len(turn.keys) < len(keys)
+            and keys[: len(turn.keys)] == turn.keys
         ]
         return max(fitting, key=lambda turn: len(turn.keys), default=None)
 
     def _record(
         self,
+        role: str,
         parent: Turn | None,
         keys: tuple[str, ...],
         tools_key: str,
@@ -159,6 +169,7 @@ class Session:
             shown = message
         n, m = len(added), len(answer.tokens)
         turn = Turn(
+            role=role,
             parent=parent,
             keys=(*keys, message_key(message)),
             tools_key=tools_key,
@@ -185,14 +196,17 @@ class Session:
         self.finished.set()
 
     def samples(self) -> list[Sample]:
-        """One sample for every leaf, in order of their first calls; all have the session's rollout_id.
+        """One sample for every leaf, in order of their first calls; those of a role share a rollout_id, and the first
+        role's is the session's.
 
         Raises:
-            ValueError: the agent has not made a single call.
+            ValueError: the agent has not made a single call, or gave a reward to a role that it has not played.
         """
         leaves = [turn for turn in self.turns if not turn.children]
         if not leaves:
             raise ValueError("the agent has ended without a call of the gateway; does it use base_url and api_key?")
+        if unknown := self.role_rewards.keys() - {turn.role for turn in self.turns}:
+            raise ValueError(f"the agent gave a reward to {sorted(unknown)}, which made no call as model policy/ROLE")
         trained: set[int] = set()  # ids of turns whose answer is in an earlier sample
         return [self._sample(leaf, trained, len(leaves)) for leaf in leaves]
 
@@ -208,7 +222,9 @@ class Session:
                 mask[len(turn.ids) - len(turn.sampled) : len(turn.ids)] = [0] * len(turn.sampled)
             trained.add(id(turn))
         begin = leaf.prompt_length
+        roles = list(dict.fromkeys(turn.role for turn in self.turns))
         state = {
+            "role": leaf.role,
             "num_turns": len(path),
             "num_tool_calls": sum(len(turn.parsed.calls) for turn in path),
             "num_tool_errors": sum(turn.parsed.malformed for turn in path),
@@ -216,10 +232,11 @@ class Session:
             "num_branches": num_leaves,
             "stop_reason": leaf.finish_reason,
             "parting": None,
-            "reward": self.reward,
+            "reward": self.role_rewards.get(leaf.role, self.reward),
         }
         sample = dataclasses.replace(
             self.sample,
+            rollout_id=self.sample.rollout_id + ROLE_STRIDE * roles.index(leaf.role),
             metadata={**copy.deepcopy(self.sample.metadata), "agent": state},
             tokens=list(leaf.ids),
             prompt_length=begin,

@@ -11,8 +11,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from factories import make_config
 from scripted_engine import answer
-from scripted_policy import TOKENIZER, policy, tokens_of
+from scripted_policy import TOKENIZER, calling, policy, tokens_of
 
+from plugins.environments.aviary_style import aviary_environment
 from plugins.environments.number_game import NumberGame
 from slime_rl.rollout.agent.environments import ENVIRONMENTS, environment_loop, load_environment
 from slime_rl.rollout.generate import GENERATE_FUNCTIONS
@@ -124,6 +125,88 @@ def test_a_verifiers_style_environment_scores_by_its_rubric(tmp_path: Path) -> N
     sample, _, rewards = play(tmp_path, "worlds:DoubleCheckWorld", turns, label="five")
     assert rewards == [pytest.approx(1.0 + 0.1 * 2)]
     assert [m["content"] for m in sample.metadata["agent"]["messages"]] == ["the row's", "six", "Sure?", "five"]
+
+
+def test_an_aviary_style_environment_has_its_own_tools(tmp_path: Path) -> None:
+    turns = [f"well{END}", calling(("add", {"n": 2})), calling(("add", {"n": 3}))]
+    sample, requests, rewards = play(tmp_path, "worlds:CounterWorld", turns, target=5)
+    assert rewards == [1.0] and sample.metadata["agent"]["stop_reason"] == "done"
+    roles = [m["role"] for m in sample.metadata["agent"]["messages"]]
+    assert roles == ["user", "assistant", "user", "assistant", "tool", "assistant"]
+    assert '"name": "add"' in TOKENIZER.decode(requests[0]["input_ids"]), "the policy is shown the tools"
+
+
+def test_the_aviary_package_itself_fits(tmp_path: Path) -> None:
+    core = pytest.importorskip("aviary.core")
+    world = aviary_environment(lambda metadata: core.DummyEnv(**metadata))
+
+    async def go() -> Any:
+        one = world(make_config(tmp_path), Sample(index=0, group_index=0, rollout_id=0, prompt="p", metadata={}))
+        start = await one.reset()
+        idle = await one.step({"role": "assistant", "content": "Let me think."})
+        call = {"id": "call00000", "type": "function", "function": {"name": "print_story", "arguments": {"story": "s"}}}
+        end = await one.step({"role": "assistant", "content": "", "tool_calls": [call]})
+        await one.close()
+        return start, idle, end
+
+    start, idle, end = asyncio.run(go())
+    assert start.messages[0]["role"] == "user" and start.tools[0]["function"]["name"] == "print_story"
+    assert (idle.reward, idle.done, idle.messages[0]["role"]) == (0.0, False, "user")
+    assert (end.reward, end.done, end.messages[0]["tool_call_id"]) == (1.0, True, "call00000")
+
+
+@asynccontextmanager
+async def resources_server() -> Any:
+    """A NeMo-Gym-style server: a till that adds up, one for each session."""
+    tills: dict[str, int] = {}
+    verified: list[dict[str, Any]] = []
+
+    async def seed(request: web.Request) -> web.Response:
+        name = str(len(tills))
+        tills[name] = (await request.json())["start"]
+        answer = web.json_response({})
+        answer.set_cookie("session", name)
+        return answer
+
+    async def add(request: web.Request) -> web.Response:
+        name = request.cookies["session"]
+        tills[name] += (await request.json())["n"]
+        return web.json_response({"sum": tills[name]})
+
+    async def verify(request: web.Request) -> web.Response:
+        verified.append(await request.json())
+        return web.json_response({"reward": float(tills[request.cookies["session"]] == verified[-1]["wanted"])})
+
+    app = web.Application()
+    app.router.add_post("/seed_session", seed)
+    app.router.add_post("/add", add)
+    app.router.add_post("/verify", verify)
+    async with TestServer(app) as server:
+        yield str(server.make_url("")), verified
+
+
+def test_a_nemo_gym_style_server_is_an_environment(tmp_path: Path) -> None:
+    tool = {"type": "function", "name": "add", "description": "Add.", "parameters": {"type": "object"}, "strict": True}
+    asked = [{"role": "developer", "content": "Be exact."}, {"role": "user", "content": "Make it 7."}]
+    row = {"responses_create_params": {"input": asked, "tools": [tool]}, "start": 2, "wanted": 7}
+    turns = [calling(("add", {"n": 5})), calling(("subtract", {"n": 1})), f"Done.{END}"]
+
+    async def go() -> Any:
+        flags = ("--environment-path", "plugins.environments.nemo_gym_style:NemoGymEnvironment")
+        async with resources_server() as (url, verified), policy(tmp_path, turns, *flags) as run:
+            told = {"environment": {"url": url, "row": row}}
+            sample = Sample(index=0, group_index=0, rollout_id=0, prompt="p", metadata=told)
+            await environment_loop(run[0], sample, {"max_new_tokens": 900})
+            return sample, verified
+
+    sample, (verified,) = asyncio.run(go())
+    state = sample.metadata["agent"]
+    assert (state["reward"], state["stop_reason"], state["num_tool_calls"]) == (1.0, "done", 2)
+    assert [m["role"] for m in state["messages"]][:2] == ["system", "user"]
+    kinds = [item["type"] for item in verified["response"]["output"]]
+    assert kinds == ["function_call", "function_call_output"] * 2 + ["message"]
+    assert verified["response"]["output"][1]["output"] == '{"sum": 7}'
+    assert "404" in verified["response"]["output"][3]["output"], "an unknown tool is for the policy to read"
 
 
 @asynccontextmanager

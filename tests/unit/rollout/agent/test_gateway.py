@@ -14,7 +14,7 @@ from scripted_policy import TOKENIZER, calling, policy, tokens_of
 from slime_rl.rollout.agent.black_box import gateway
 from slime_rl.rollout.agent.exactness import find_parting
 from slime_rl.rollout.agent.gateway.anthropic_api import read_message
-from slime_rl.rollout.agent.gateway.sessions import Session, message_key
+from slime_rl.rollout.agent.gateway.sessions import ROLE_STRIDE, Session, message_key
 from slime_rl.rollout.agent.turns import TurnRenderer
 from slime_rl.rollout.runtime import current_runtime
 from slime_rl.rollout.scope import SampleScope, use_scope
@@ -242,6 +242,39 @@ def test_the_official_openai_client_runs_as_it_is(tmp_path: Path) -> None:
     (sample,) = run_agent(tmp_path, "plugins.agents.openai_calculator:run", turns)
     assert sample.metadata["agent"]["reward"] == 1.0 and sample.metadata["agent"]["num_turns"] == 2
     assert sum(sample.loss_mask) == len(tokens_of(turns[0])) + len(tokens_of(turns[1]))
+
+
+def test_both_sides_of_a_game_are_episodes_of_their_own(tmp_path: Path) -> None:
+    pytest.importorskip("openai")
+    samples = run_agent(tmp_path, "plugins.agents.nim_self_play:run", [f"{n}{END}" for n in (3, 2, 3, 3, 1)])
+    first, second = samples = sorted(samples, key=lambda sample: sample.metadata["agent"]["role"])
+    assert [s.metadata["agent"]["role"] for s in samples] == ["first", "second"]
+    assert [s.metadata["agent"]["reward"] for s in samples] == [1.0, -1.0]
+    assert [s.metadata["agent"]["num_turns"] for s in samples] == [3, 2]
+    assert second.rollout_id - first.rollout_id == ROLE_STRIDE and second.group_index == first.group_index
+    text = TOKENIZER.decode(second.tokens)
+    assert "9 left" in text and "12 left" not in text, "a side sees its own conversation only"
+
+
+def test_who_loses_with_the_first_move_has_no_opponent_to_reward(tmp_path: Path) -> None:
+    pytest.importorskip("openai")
+    (only,) = run_agent(tmp_path, "plugins.agents.nim_self_play:run", [f"seven{END}"])
+    assert only.metadata["agent"]["reward"] == -1.0
+
+
+def test_a_reward_may_be_posted_for_a_role(tmp_path: Path) -> None:
+    async def body(session: Session, post: Any) -> None:
+        await chat(post, USER, model="policy/judge")
+        await chat(post, USER, model="gpt-4")
+        await post("/session/reward", {"reward": 0.25, "role": "judge"})
+        await post("/session/reward", {"reward": 1.0})
+
+    session, _, _ = talk(tmp_path, ["a" + END, "b" + END], body)
+    found = [(s.metadata["agent"]["role"], s.metadata["agent"]["reward"]) for s in session.samples()]
+    assert found == [("judge", 0.25), ("", 1.0)]
+    session.role_rewards["nobody"] = 1.0
+    with pytest.raises(ValueError, match=r"\['nobody'\], which made no call as model policy/ROLE"):
+        session.samples()
 
 
 def test_messages_are_the_same_whatever_a_client_makes_of_their_form() -> None:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from plugins.agents.verl_style import from_verl
+from plugins.environments.aviary_style import aviary_environment
 from plugins.environments.verifiers_style import verifiers_environment
 from slime_rl.types import EnvironmentStart, EnvironmentStep
 
@@ -62,6 +63,36 @@ async def number_of_turns(state: dict[str, Any]) -> float:
 
 
 DoubleCheckWorld = verifiers_environment(DoubleCheck)
+
+
+class Model(SimpleNamespace):
+    """Dumps as a pydantic model does."""
+
+    def model_dump(self, by_alias: bool = False) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+class Counter:
+    """In the manner of aviary: the policy must count up to a number with a tool."""
+
+    def __init__(self, metadata: dict[str, Any]) -> None:
+        self.target, self.now = metadata["target"], 0
+
+    async def reset(self) -> tuple[list[Model], list[Model]]:
+        schema = {"name": "add", "description": "Add n.", "parameters": {"type": "object", "properties": {"n": {}}}}
+        asked = Model(role="user", content=f"Count to {self.target}", info=None)
+        return [asked], [Model(type="function", function=schema)]
+
+    async def step(self, action: Model) -> tuple[list[Model], float, bool, bool]:
+        if not action.tool_calls:
+            return [Model(role="user", content="Call a tool.")], 0.0, False, False
+        (call,) = action.tool_calls
+        self.now += call["function"]["arguments"]["n"]
+        told = Model(role="tool", name="add", tool_call_id=call["id"], content=str(self.now))
+        return [told], float(self.now == self.target), self.now >= self.target, False
+
+
+CounterWorld = aviary_environment(Counter, lambda turn: Model(**{"tool_calls": None, **turn}))
 
 
 class TwoTurns:

@@ -43,6 +43,38 @@ def kill_parent() -> None:
     time.sleep(600)
 
 
+def signal_others(owner: int) -> list[int]:
+    """Which of these can be signalled: everybody, the supervisor, its group, its owner; last a child of our own."""
+    child = os.fork()
+    if child == 0:
+        time.sleep(600)
+    reached = []
+    for pid in (-1, os.getppid(), -os.getpgid(os.getppid()), owner, child):
+        try:
+            os.kill(pid, 0)
+            reached.append(pid)
+        except PermissionError:
+            continue
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return [pid for pid in reached if pid != child] + [len(reached)]
+
+
+def open_parent() -> int:
+    return os.pidfd_open(os.getppid())
+
+
+WARM = []
+
+
+def warm_up() -> None:
+    WARM.append(os.getpid())
+
+
+def warmed_by_parent() -> bool:
+    return os.getppid() in WARM
+
+
 def allocate(num_bytes: int) -> int:
     return len(bytearray(num_bytes))
 

@@ -61,7 +61,8 @@ def test_the_worker_is_reused_while_it_behaves(fence: ProcessFence) -> None:
         ("deep", (), Failure.ERROR),
         ("leave", (0,), Failure.CRASH),
         ("kill_self", (), Failure.CRASH),
-        ("kill_parent", (), Failure.CRASH),
+        ("kill_parent", (), Failure.ERROR),
+        ("open_parent", (), Failure.ERROR),
         ("allocate", (4 << 30,), Failure.MEMORY),
         ("close_files", (), Failure.CRASH),
         ("raise_error", (), Failure.ERROR),
@@ -84,6 +85,22 @@ def test_a_hostile_call_costs_itself_only(
     assert time.monotonic() - started < 10.0
     assert works(fence)
     assert fence.counts()[failure] == 1
+
+
+def test_a_call_cannot_signal_those_above_it_nor_everybody(fence: ProcessFence) -> None:
+    assert call(fence, "signal_others", os.getpid()).value == [1], "only its own child"
+    assert call(fence, "pid").value[1] == call(fence, "pid").value[1], "the supervisor lives"
+
+
+def test_a_supervisor_that_is_killed_all_the_same_is_replaced(fence: ProcessFence) -> None:
+    _, supervisor = call(fence, "pid").value
+    os.kill(supervisor, signal.SIGKILL)
+    assert call(fence, "add", 2, 3).failure is Failure.CRASH
+    assert works(fence)
+
+
+def test_a_module_is_warmed_up_before_workers_are_forked(fence: ProcessFence) -> None:
+    assert call(fence, "warmed_by_parent").value is True
 
 
 def test_printing_a_lot_is_swallowed(fence: ProcessFence) -> None:
