@@ -39,6 +39,8 @@ from typing import Any
 
 import psutil
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 from slime_rl.config import Config
 from slime_rl.types import Sample
 from tools.make_quickstart import main as make_quickstart

@@ -19,6 +19,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 from slime_rl.observability.memory import measure_tree, process_tree
 from tools.make_quickstart import main as make_quickstart
 

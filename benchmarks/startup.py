@@ -16,6 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 from slime_rl.observability.tracker import read_jsonl
 from tools.make_quickstart import main as make_quickstart
 

@@ -203,3 +203,15 @@ def test_names_of_test_files_are_unique() -> None:
     """pytest imports them by their base name: of two that share one, the second cannot be collected."""
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_scripts_that_import_from_the_repository_find_it() -> None:
+    """`python benchmarks/soak.py` has its own folder on the path; the root, where `tools` is, it must put there."""
+    lost = []
+    for path in [*ROOT.glob("benchmarks/*.py"), *ROOT.glob("tools/*.py")]:
+        text = path.read_text(encoding="utf-8")
+        names = [name.partition(".")[0] for _, name in imported_names(path)]
+        is_program = '__name__ == "__main__"' in text
+        if is_program and {"benchmarks", "tools", "plugins"} & set(names) and "sys.path" not in text:
+            lost.append(str(path.relative_to(ROOT)))
+    assert lost == []
