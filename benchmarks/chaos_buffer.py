@@ -124,9 +124,9 @@ class TrappedClient(EngineClient):
     trap = Trap()
 
     async def _generate(
-        self, request_id: str, input_ids: list[int], sampling_params: dict[str, Any], routing_key: str | None
+        self, requests: set[str], input_ids: list[int], sampling_params: dict[str, Any], routing_key: str | None
     ) -> Generation:
-        generation = await super()._generate(request_id, input_ids, sampling_params, routing_key)
+        generation = await super()._generate(requests, input_ids, sampling_params, routing_key)
         self.trap.pass_by("generate")
         return generation
 

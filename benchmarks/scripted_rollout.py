@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import selectors
+import uuid
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
@@ -73,11 +74,12 @@ class ScriptedClient(EngineClient):
         self.served.append((asyncio.get_running_loop().time(), version))
 
     async def _generate(
-        self, request_id: str, input_ids: list[int], sampling_params: dict[str, Any], routing_key: str | None
+        self, requests: set[str], input_ids: list[int], sampling_params: dict[str, Any], routing_key: str | None
     ) -> Generation:
         whole = min(self.length_of(input_ids), sampling_params["max_new_tokens"])
-        loop, aborted = asyncio.get_running_loop(), asyncio.Event()
+        loop, aborted, request_id = asyncio.get_running_loop(), asyncio.Event(), uuid.uuid4().hex
         self._aborts[request_id] = aborted
+        requests.add(request_id)
         self.most_running = max(self.most_running, len(self._aborts))
         begin = loop.time()
         try:
@@ -87,6 +89,7 @@ class ScriptedClient(EngineClient):
             pass
         finally:
             del self._aborts[request_id]
+            requests.discard(request_id)
         n = whole if not aborted.is_set() else min(whole, int((loop.time() - begin) / self.token_s))
         self.num_tokens += n
         self.num_aborted += aborted.is_set()
