@@ -250,13 +250,15 @@ class Cluster:
         return step
 
     def fault_metrics(self) -> dict[str, float]:
-        """Restarts so far."""
+        """Restarts so far, and how many engines are in which state now."""
         counts = {"faults/train_restarts": float(self.num_train_restarts)}
         guards = [group.guard for group in self._all_engines()]
         if guards:
             for what in ("engine", "router"):
                 counts[f"faults/{what}_restarts"] = float(sum(guard.num_restarts[what] for guard in guards))
             counts["faults/slow_engines"] = float(sum(guard.num_slow for guard in guards))
+            for state in EngineState:
+                counts[f"engines/{state}"] = float(sum(len(guard.urls(state)) for guard in guards))
         return counts
 
     def save(self, step: int) -> None:

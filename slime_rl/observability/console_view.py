@@ -158,6 +158,8 @@ def _facts(view: RunView, width: int) -> list[tuple[str, Text]]:
         rows.append(("time", _time_bar(metrics, max(10, min(40, width - 70)))))
     if health := _health_words(metrics):
         rows.append(("health", Text(health)))
+    if engines := _engine_words(metrics):
+        rows.append(("engines", Text(engines)))
     if states := {n.removeprefix("buffer/"): v for n, v in metrics.items() if n.startswith("buffer/")}:
         rows.append(("buffer", Text(" · ".join(f"{name} {number(count)}" for name, count in states.items()))))
     if view.last_sample is not None:
@@ -188,6 +190,15 @@ def _health_words(metrics: Mapping[str, float]) -> str:
         words.append(f"equal-reward groups {percent(metrics['rollout/zero_std_groups_fraction'])}")
     if "rollout/staleness_max" in metrics:
         words.append(f"staleness {number(metrics['rollout/staleness_max'])}")
+    return " · ".join(words)
+
+
+def _engine_words(metrics: Mapping[str, float]) -> str:
+    """States that some engine is in, and what was restarted so far."""
+    words = []
+    for prefix, after in (("engines/", ""), ("faults/", " so far")):
+        found = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
+        words += [f"{number(count)} {name.replace('_', ' ')}{after}" for name, count in found.items() if count]
     return " · ".join(words)
 
 

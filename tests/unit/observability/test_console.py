@@ -137,6 +137,14 @@ def test_panel_fits_every_width_and_shows_what_matters(width: int) -> None:
     assert all(word in text for word in ("reward", "accuracy", "loss", "time", "buffer", "sample"))
 
 
+def test_panel_says_what_the_engines_do() -> None:
+    line = {"step": 0.0, **STEP, "engines/serving": 3.0, "engines/stale": 1.0, "engines/down": 0.0}
+    view = RunView(title="run", num_steps=5, history=[line | {"faults/engine_restarts": 2.0}])
+    stream = io.StringIO()
+    RichConsole(file=stream, width=120, color_system=None).print(live_panel(view, 120))
+    assert "3 serving · 1 stale · 2 engine restarts so far" in stream.getvalue()
+
+
 def test_panel_before_the_first_step_shows_the_facts() -> None:
     stream = io.StringIO()
     RichConsole(file=stream, width=80).print(live_panel(RunView(title="t", num_steps=0, facts={"model": "tiny"}), 80))
