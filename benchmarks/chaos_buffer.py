@@ -339,7 +339,7 @@ def kill_scripted_runs(num_kills: int, rng: random.Random) -> tuple[int, int, in
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--real", type=int, default=8, help="kills of real runs among them")
+    parser.add_argument("--real", type=int, default=12, help="kills of real runs among them")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     rng = random.Random(args.seed)
