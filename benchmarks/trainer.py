@@ -97,7 +97,7 @@ def time_ours(path: Path, batch: RolloutBatch, threads: int, warm_up: RolloutBat
             worker.state, make_shard(config, batch, worker.device), list(range(len(batch)))
         )
         passed = sum(micro.input_ids.numel() for micro in micro_batches)
-        waste = passed / int(batch.total_lengths.sum()) - 1
+        waste = max(0.0, passed / int(batch.total_lengths.sum()) - 1)  # below: last tokens are not passed
         worker.train(0, warm_up)  # allocates the optimizer's state
         return timed(lambda: worker.compute_log_probs(batch)), timed(lambda: worker.train(0, batch)), waste
     finally:
