@@ -29,7 +29,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.trainer_cases import free_ports, make_batch, make_checkpoint, make_config
+from benchmarks.trainer_cases import make_batch, make_checkpoint, make_config, only_worker
 from slime_rl.cluster.checkpoint import find_checkpoint, verify
 from slime_rl.trainer.torch_dist import TorchDistReader
 from slime_rl.trainer.worker import TrainWorker
@@ -55,8 +55,8 @@ def trainer(folder: Path, report: int, limit_bytes: int | None) -> None:
         os.write(report, f"{line}\n".encode())
 
     config = make_config(folder / "model")
-    actor = TrainActor(config, 0, None)  # a run's train worker without Ray around it
-    worker = actor.worker = TrainWorker(config, 0, 1, "127.0.0.1", free_ports(1)[0])
+    actor = TrainActor(config, 0, 1, None)  # a run's train worker without Ray around it
+    worker = actor.worker = only_worker(config)
     step = 0
     if (folder / "checkpoints" / "latest").is_file():
         newest, meta = find_checkpoint(folder / "checkpoints")

@@ -31,10 +31,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.hf_parity import compare, same_weights
 from benchmarks.tiny_models import CATALOGUE, make_named
-from benchmarks.trainer_cases import free_ports, make_config
+from benchmarks.trainer_cases import make_config, only_worker
 from slime_rl.config.model_folder import weight_files
 from slime_rl.trainer.convert import conversion_config, hf_to_torch_dist, torch_dist_to_hf
-from slime_rl.trainer.worker import TrainWorker
 
 NUM_GREEDY = 10
 PROMPT = "The capital of France is"
@@ -120,7 +119,7 @@ def same_greedy_tokens(path: Path) -> bool:
     model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     prompt = tokenizer(PROMPT, return_tensors="pt").input_ids
     want = model.generate(prompt, max_new_tokens=NUM_GREEDY, min_new_tokens=NUM_GREEDY, do_sample=False)[0]
-    worker = TrainWorker(make_config(path), 0, 1, "127.0.0.1", free_ports(1)[0])
+    worker = only_worker(make_config(path))
     from slime_rl.trainer.model import output_weight, unwrap
 
     model_chunk, ids = unwrap(worker.state.models[0]), prompt

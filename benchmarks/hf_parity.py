@@ -20,10 +20,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.tiny_models import CATALOGUE, make_named
-from benchmarks.trainer_cases import free_ports, make_batch, make_config
+from benchmarks.trainer_cases import make_batch, make_config, open_worker
 from slime_rl.data.batches import RolloutBatch
 from slime_rl.trainer.hf_folder import HFFolder
-from slime_rl.trainer.worker import TrainWorker
 
 
 def hf_log_probs(model: Any, batch: RolloutBatch) -> torch.Tensor:
@@ -45,13 +44,12 @@ def compare(path: Path) -> tuple[float, float, bool]:
     want = hf_log_probs(model, batch)
     gaps = []
     for flags in (("--max-tokens-per-worker", "4096"), ("--micro-batch-size", "1")):
-        worker = TrainWorker(make_config(path, *flags), 0, 1, "127.0.0.1", free_ports(1)[0])
-        gaps.append(float((worker.compute_log_probs(batch) - want).abs().max()))
-        if len(gaps) == 2:
-            with tempfile.TemporaryDirectory() as folder:
-                worker.save_hf(Path(folder) / "hf")
-                same = same_weights(path, Path(folder) / "hf")
-        worker.shutdown()
+        with open_worker(make_config(path, *flags)) as worker:
+            gaps.append(float((worker.compute_log_probs(batch) - want).abs().max()))
+            if len(gaps) == 2:
+                with tempfile.TemporaryDirectory() as folder:
+                    worker.save_hf(Path(folder) / "hf")
+                    same = same_weights(path, Path(folder) / "hf")
     return gaps[0], gaps[1], same
 
 

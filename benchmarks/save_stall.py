@@ -21,9 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.chaos_save import Buffer, Trainers
 from benchmarks.tiny_models import make_checkpoint
-from benchmarks.trainer_cases import free_ports, make_batch, make_config
+from benchmarks.trainer_cases import make_batch, make_config, only_worker
 from slime_rl.cluster.saver import Saver
-from slime_rl.trainer.worker import TrainWorker
 
 
 class Loop:
@@ -31,7 +30,7 @@ class Loop:
 
     def __init__(self, folder: Path, rollout_s: float) -> None:
         self.folder, self.rollout_s, self.step = folder, rollout_s, 0
-        self.worker = TrainWorker(make_config(folder / "model"), 0, 1, "127.0.0.1", free_ports(1)[0])
+        self.worker = only_worker(make_config(folder / "model"))
 
     def train(self) -> float:
         """A rollout and a training step; seconds of the latter."""

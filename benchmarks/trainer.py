@@ -29,7 +29,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.trainer_cases import free_ports, make_config
+from benchmarks.trainer_cases import make_config, open_worker
 from slime_rl.data.batches import RolloutBatch, split_for_data_parallel
 from slime_rl.data.packing import estimate_flops, pack
 from slime_rl.data.ragged import Ragged
@@ -84,12 +84,9 @@ def timed(function: Callable[[], Any]) -> float:
 
 def time_ours(path: Path, batch: RolloutBatch, threads: int, warm_up: RolloutBatch) -> tuple[float, float, float]:
     """(seconds of the log-prob pass, seconds of the train step, share of padding)."""
-    from slime_rl.trainer.worker import TrainWorker
-
     flags = ["--train-threads-per-worker", str(threads), "--max-tokens-per-worker", "1024", "--lr", str(LR)]
     config = make_config(path, *flags, "--old-log-probs", "rollout", groups=len(batch) // GROUP, samples=GROUP)
-    worker = TrainWorker(config, 0, 1, "127.0.0.1", free_ports(1)[0])
-    try:
+    with open_worker(config) as worker:
         from slime_rl.trainer.shard import make_shard
         from slime_rl.trainer.token_pass import make_micro_batches
 
@@ -100,8 +97,6 @@ def time_ours(path: Path, batch: RolloutBatch, threads: int, warm_up: RolloutBat
         waste = max(0.0, passed / int(batch.total_lengths.sum()) - 1)  # below: last tokens are not passed
         worker.train(0, warm_up)  # allocates the optimizer's state
         return timed(lambda: worker.compute_log_probs(batch)), timed(lambda: worker.train(0, batch)), waste
-    finally:
-        worker.shutdown()
 
 
 class PaddedLoop:

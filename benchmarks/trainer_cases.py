@@ -8,6 +8,8 @@ import socket
 import tempfile
 import traceback
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,23 @@ def make_config(hf_path: Path, *flags: str, groups: int = 4, samples: int = 3, w
         }
         argv = [part for pair in defaults.items() if pair[0] not in flags for part in pair]
         return parse_config([*argv, *flags])
+
+
+def only_worker(config: Config) -> Any:
+    """A TrainWorker that is the whole group, in this process."""
+    from slime_rl.trainer.worker import TrainWorker
+
+    return TrainWorker(config, 0, 1, "127.0.0.1", free_ports(1)[0])
+
+
+@contextmanager
+def open_worker(config: Config) -> Iterator[Any]:
+    """`only_worker` for the time of the block."""
+    worker = only_worker(config)
+    try:
+        yield worker
+    finally:
+        worker.shutdown()
 
 
 def make_batch(step: int = 0, *, groups: int = 4, samples: int = 3, updates: int = 1, seed: int = 0) -> RolloutBatch:
@@ -126,7 +145,7 @@ def run_job(job: Job, rank: int, world_size: int, port: int) -> Outcome:
 
 
 def run_jobs(jobs: list[Job], world_size: int) -> list[Outcome]:
-    """Run jobs one after the other on `world_size` fresh processes.
+    """Run jobs one after the other on `world_size` fresh processes; a critic apart takes its share of them.
 
     Raises:
         RuntimeError: a worker failed; with its traceback.
@@ -134,9 +153,9 @@ def run_jobs(jobs: list[Job], world_size: int) -> list[Outcome]:
     context = multiprocessing.get_context("spawn")
     results: Any = context.Queue()
     # Picked job by job: a port found free minutes ago may since be the end of somebody's connection.
-    port, barrier = context.Value("i", 0), context.Barrier(world_size)
+    ports, barrier, folder = context.Array("i", 2), context.Barrier(world_size), tempfile.TemporaryDirectory()
     workers = [
-        context.Process(target=_work, args=(jobs, rank, world_size, port, barrier, results), daemon=True)
+        context.Process(target=_work, args=(jobs, rank, world_size, ports, barrier, folder.name, results), daemon=True)
         for rank in range(world_size)
     ]
     for worker in workers:
@@ -151,6 +170,7 @@ def run_jobs(jobs: list[Job], world_size: int) -> list[Outcome]:
             worker.join(timeout=10)
             if worker.is_alive():
                 worker.kill()
+        folder.cleanup()
 
 
 def _next_result(results: Any, workers: list[Any]) -> Outcome:
@@ -168,15 +188,20 @@ def _next_result(results: Any, workers: list[Any]) -> Outcome:
     raise RuntimeError(f"no result within {START_TIMEOUT_S} s")
 
 
-def _work(jobs: list[Job], rank: int, world_size: int, port: Any, barrier: Any, results: Any) -> None:
+def _work(jobs: list[Job], rank: int, world_size: int, ports: Any, barrier: Any, folder: str, results: Any) -> None:
+    from benchmarks.critic_apart import Exchange, run_job_apart
+
     warnings.filterwarnings("ignore")
     try:
-        for job in jobs:
-            barrier.wait(START_TIMEOUT_S)  # everybody has read the port of the job before
+        for number, job in enumerate(jobs):
+            barrier.wait(START_TIMEOUT_S)  # everybody has read the ports of the job before
             if rank == 0:
-                port.value = free_ports(1)[0]
+                ports[:] = free_ports(2)
             barrier.wait(START_TIMEOUT_S)
-            outcome = run_job(job, rank, world_size, port.value)
+            if job.config.critic_is_apart:
+                outcome = run_job_apart(job, rank, ports[:], Exchange(Path(folder, str(number)), barrier))
+            else:
+                outcome = run_job(job, rank, world_size, ports[0])
             if rank == 0:
                 results.put(("outcome", _to_bytes(outcome)))
     except Exception:  # handed to the parent, which raises it
@@ -211,7 +236,8 @@ def free_ports(count: int) -> list[int]:
 
 
 def relative_difference(a: Outcome, b: Outcome) -> float:
-    """Largest relative difference of loss, gradient norm (every step) and weights (per tensor, of its largest entry).
+    """Largest relative difference of loss and its terms, gradient norm (every step) and weights (per tensor, of its
+    largest entry).
 
     A loss whose terms nearly cancel is compared with the policy term.
     """
@@ -219,7 +245,7 @@ def relative_difference(a: Outcome, b: Outcome) -> float:
     for x, y in zip(a.metrics, b.metrics, strict=True):
         scale = max(abs(y["train/loss"]), abs(y.get("train/pg_loss", 0.0)), 1e-12)
         worst = max(worst, abs(x["train/loss"] - y["train/loss"]) / scale)
-        for name in ("train/grad_norm", "train/value_loss", "critic/grad_norm"):
+        for name in ("train/grad_norm", "train/kl_loss", "train/entropy", "train/value_loss", "critic/grad_norm"):
             if name in y:
                 worst = max(worst, abs(x[name] - y[name]) / y[name])
     for name, tensor in b.weights.items():

@@ -152,7 +152,8 @@ def train_from(run: Run, start: int) -> int:
             cluster.rollout.submit_through(step + config.rollout.rollout_ahead)
             taken = cluster.rollout.take(step)
         with timer.phase("train"), cluster.training():
-            metrics = cluster.actor.train(step, taken["shards"])
+            values = cluster.critic.train(step, taken["batch"]) if cluster.critic else None
+            metrics = cluster.actor.train(step, taken["batch"], values)
         finished = step + 1
         with timer.phase("commit"):
             cluster.rollout.commit(step)
@@ -237,9 +238,11 @@ def run(config: Config, folder: Path) -> dict[str, Any]:
 def facts(config: Config) -> dict[str, str]:
     """What runs, for the head of the console."""
     workers, engines = config.cluster.train_num_workers, config.cluster.rollout_num_engines
+    critics = config.critic.critic_num_workers
     parts = {
         "model": f"{config.model.hf_checkpoint} ({config.model.train_dtype})",
-        "training": f"{workers} Megatron worker{'s'[: workers > 1]} on {config.cluster.device}, "
+        "training": f"{workers} Megatron worker{'s'[: workers > 1]}"
+        f"{f' and {critics} of the critic' if config.critic_is_apart else ''} on {config.cluster.device}, "
         f"--loss {config.train.loss}",
         "engines": f"{engines} SGLang engine{'s'[: engines > 1]}" if config.needs_engines else "none",
         "a step": f"{config.train.rollout_batch_size} prompts x {config.train.n_samples_per_prompt} samples",

@@ -4,8 +4,8 @@
     python tools/replay_step.py RUN_DIR/train_dumps/step_00000012/policy_epoch0_update0
 
 Dumps are written for steps named by --dump-train-steps, and always where a loss or gradient is not finite. The replay
-starts as many worker processes as the run had; it needs --hf-checkpoint where it was. Exits with 1
-when a number differs.
+starts as many worker processes as the run had, for the critic and then for the policy; it needs --hf-checkpoint where
+it was. Exits with 1 when a number differs.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import multiprocessing
 import socket
 import sys
 import warnings
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from slime_rl.trainer.replay import find_updates, read_config, replay_update, world_size
+from slime_rl.trainer.replay import find_updates, make_worker, replay_update, role, world_size
 
 WORKER_TIMEOUT_S = 600
 
@@ -33,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         folders = find_updates(arguments.path, arguments.step)
-        replays = run_workers(folders)
+        replays = [replay for _, same in groupby(folders, role) for replay in run_workers(list(same))]
     except ValueError as error:
         print(f"replay_step: {error}", file=sys.stderr)
         return 2
@@ -44,14 +45,14 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run_workers(folders: list[Path]) -> list[Any]:
-    """The replay of every update as the last pipeline stage sees it."""
+    """The replay of every update, all of one model, as the last pipeline stage sees it."""
     size = world_size(folders[0])
     context = multiprocessing.get_context("spawn")
     results: Any = context.Queue()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    workers = [context.Process(target=work, args=(folders, rank, size, port, results)) for rank in range(size)]
+    workers = [context.Process(target=work, args=(folders, rank, port, results)) for rank in range(size)]
     for worker in workers:
         worker.start()
     try:
@@ -66,12 +67,10 @@ def run_workers(folders: list[Path]) -> list[Any]:
     return merge([answer for _, answer in sorted(answers)])
 
 
-def work(folders: list[Path], rank: int, size: int, port: int, results: Any) -> None:
+def work(folders: list[Path], rank: int, port: int, results: Any) -> None:
     warnings.filterwarnings("ignore")
     try:
-        from slime_rl.trainer.worker import TrainWorker
-
-        worker = TrainWorker(read_config(folders[0]), rank, size, "127.0.0.1", port)
+        worker = make_worker(folders[0], rank, port)
         replays = [replay_update(worker, folder) for folder in folders]
         worker.shutdown()
         results.put((rank, replays))

@@ -2,7 +2,7 @@
 
 cluster.start()                 all at once; the first failure ends it
 with cluster:                   leaving the block ends every process
-    cluster.rollout · cluster.actor · cluster.save(step) · cluster.restore()
+    cluster.rollout · cluster.actor · cluster.critic · cluster.save(step) · cluster.restore()
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from slime_rl.cluster.errors import TrainWorkerLost
 from slime_rl.cluster.load_checks import check_loadable
 from slime_rl.cluster.placement import Placement
 from slime_rl.cluster.saver import Saver
-from slime_rl.cluster.train_group import TrainGroup
+from slime_rl.cluster.train_group import CriticGroup, TrainGroup
 from slime_rl.config import Config
 from slime_rl.engine.guard import EngineState, note_fault
 from slime_rl.weight_sync.report import SyncReport
@@ -84,6 +84,7 @@ class Cluster:
         self.others: dict[str, EngineGroup] = {}  # of the models beside it, by name
         self.rollout: Any = None  # Rollout, once started
         self.actor: Any = None  # TrainGroup, once started
+        self.critic: Any = None  # CriticGroup, once started, where the critic is not in the actor's workers
         self.saver: Any = None  # Saver, once started
         self.num_train_restarts = 0
         self._loaded: tuple[Path, int] | None = None  # checkpoint of --load, and its steps
@@ -113,8 +114,11 @@ class Cluster:
         placement = Placement(config)
         self.rollout = Rollout(config)
         pending = {"rollout": [self.rollout.begin("prepare")]}
-        self.actor = TrainGroup(config, placement)
-        self.saver = Saver(config, self.actor, self.rollout)
+        self.actor = TrainGroup(config, placement.train, config.cluster.train_num_workers)
+        if placement.critic is not None:
+            self.critic = CriticGroup(config, placement.critic, self.actor)
+            pending["critics"] = self.critic.start()
+        self.saver = Saver(config, self.actor, self.rollout, self.critic)
         if config.needs_engines:
             self.engines = policy_engines(config, placement)
             pending["engines"] = self.engines.start()
@@ -123,6 +127,8 @@ class Cluster:
         pending["trainers"] = self.actor.start()
         started = _wait_all(pending, config.cluster.start_timeout_s)
         self.actor.connect(started["trainers"])
+        if self.critic is not None:
+            self.critic.connect(started["critics"])
         if self.engines is not None:
             self.engines.connect(started["engines"])
             for name, group in self.others.items():
@@ -222,7 +228,7 @@ class Cluster:
             self._send(engines, self._served, stale)
 
     def restart_trainers(self, error: TrainWorkerLost) -> int:
-        """Build the train group anew after a loss and go back to the newest checkpoint; returns its finished steps.
+        """Build the train groups anew after a loss and go back to the newest checkpoint; returns its finished steps.
 
         The buffer goes back with it: what was generated since then is generated again.
 
@@ -237,17 +243,26 @@ class Cluster:
         self._served = self._held_back = None
         self.rollout.halt()
         self.saver.give_up()
-        self.actor.restart()
+        for group in self._groups:
+            group.restart()
         if self.config.cluster.colocate:
             self._take_devices()
         folder, step = self.saver.newest or self._loaded or (None, 0)
         if folder is not None:
-            self.actor.load(str(folder / "model"))
+            self._load(folder)
         elif self.config.checkpoint.load is not None:  # --finetune
             self.actor.load_weights(str(check_loadable(self.config) / "model"))
         self.rollout.restore(None if folder is None else str(folder / "buffer.json"), step)
         note_fault(self.config.run_dir, f"the train group goes on after step {step} (the newest checkpoint)")
         return step
+
+    @property
+    def _groups(self) -> list[Any]:
+        return [self.actor] if self.critic is None else [self.actor, self.critic]
+
+    def _load(self, folder: Path) -> None:
+        for group in self._groups:
+            group.load(str(folder / "model"))
 
     def fault_metrics(self) -> dict[str, float]:
         """Restarts so far, and how many engines are in which state now."""
@@ -286,7 +301,7 @@ class Cluster:
         if options.finetune:
             self.actor.load_weights(str(folder / "model"))
             return 0
-        self.actor.load(str(folder / "model"))
+        self._load(folder)
         step = read_meta(folder).step
         self.rollout.restore(str(folder / "buffer.json"), step)
         self._loaded = (folder, step)
@@ -297,7 +312,7 @@ class Cluster:
         for group in self._all_engines():
             group.guard.close()
             group.router.stop()
-        self.rollout = self.actor = self.engines = None
+        self.rollout = self.actor = self.critic = self.engines = None
         self.others = {}
 
     def _all_engines(self) -> list[EngineGroup]:
@@ -311,7 +326,7 @@ class Cluster:
             self.actor.stop()
         for group in self._all_engines():
             group.stop()
-        self.rollout = self.actor = self.engines = None
+        self.rollout = self.actor = self.critic = self.engines = None
         self.others = {}
 
 

@@ -47,10 +47,19 @@ def plan_training(num_workers: int, num_workers_per_node: int | None) -> BundleP
 
 
 def plan_colocated(num_workers: int, num_workers_per_node: int | None, gpus_per_engine: int) -> BundlePlan:
-    """Bundles that train workers and engines share: no smaller than an engine, which needs its devices on one node."""
+    """Bundles that train workers and engines share: no smaller than an engine, which needs its devices on one node.
+
+    Raises:
+        ValueError: such bundles cannot hold the train workers.
+    """
     plan = plan_training(num_workers, num_workers_per_node)
     if plan.processes >= gpus_per_engine:
         return plan
+    if num_workers % gpus_per_engine:
+        raise ValueError(
+            f"--train-num-workers must be a multiple of --rollout-num-gpus-per-engine ({gpus_per_engine}) with "
+            f"--colocate, unless --num-workers-per-node is at least that, got {num_workers}"
+        )
     return BundlePlan(num_workers // gpus_per_engine, gpus_per_engine, spread=False)
 
 

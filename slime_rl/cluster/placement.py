@@ -2,13 +2,14 @@
 
     reserve (placement groups) ──► ask every bundle for its node and GPU indices ──► layout.py
 
-Trainer and engines have a group each, or share one with --colocate. The bundles hold the GPUs; every process is told
-its own by index and asks Ray for none, since Ray's choice inside a bundle has no order.
+Trainer and engines have a group each, or share one with --colocate; a critic apart has its own. The bundles hold the
+GPUs; every process is told its own by index and asks Ray for none, since Ray's choice inside a bundle has no order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -28,6 +29,29 @@ from slime_rl.cluster.layout import (
 from slime_rl.config import Config
 
 
+@dataclass(frozen=True)
+class Seats:
+    """Where the workers of one train group sit, by rank."""
+
+    placement: Placement
+    group: PlacementGroup
+    slots: list[Slot]
+
+    def options(self, rank: int) -> dict[str, Any]:
+        """Ray options of worker `rank`."""
+        return _options(self.group, self.slots[rank].bundle)
+
+    def gpu(self, rank: int) -> int | None:
+        """Index of the GPU of worker `rank` on its node."""
+        return self.slots[rank].gpu
+
+    def present_gpus(self) -> list[int | None]:
+        """The same of every rank, where its bundle is now."""
+        first = [(self.options(rank), self.gpu(rank)) for rank in range(len(self.slots))]
+        present = self.placement.present_gpus([(options, () if gpu is None else (gpu,)) for options, gpu in first])
+        return [gpus[0] if gpus else None for gpus in present]
+
+
 class Placement:
     """Where every process of a run goes.
 
@@ -44,26 +68,19 @@ class Placement:
         workers, per_engine = cluster.train_num_workers, cluster.rollout_num_gpus_per_engine
         if cluster.colocate and has_engines:
             plan = plan_colocated(workers, cluster.num_workers_per_node, per_engine)
-            self.train = self.rollout = self._reserve(plan, cpus_each=2)
-            self.slots = order_slots(self._slots(self.train, plan))
-            self.places = engine_places(self.slots, cluster.rollout_num_engines, per_engine)
-            return
-        plan = plan_training(workers, cluster.num_workers_per_node)
-        self.train = self._reserve(plan, cpus_each=1)
-        self.slots = order_slots(self._slots(self.train, plan))
-        if has_engines:
+            self.train = self._seats(plan, cpus_each=2)
+            self.rollout = self.train.group
+            self.places = engine_places(self.train.slots, cluster.rollout_num_engines, per_engine)
+        else:
+            self.train = self._seats(plan_training(workers, cluster.num_workers_per_node), cpus_each=1)
+        self.critic = None
+        if config.critic_is_apart:
+            self.critic = self._seats(plan_training(config.critic.critic_num_workers, None), cpus_each=1)
+        if has_engines and not cluster.colocate:
             plan = BundlePlan(cluster.rollout_num_engines, per_engine, spread=False)
             self.rollout = self._reserve(plan, cpus_each=1)
             slots = self._slots(self.rollout, plan)
             self.places = engine_places(slots, cluster.rollout_num_engines, per_engine)
-
-    def train_options(self, rank: int) -> dict[str, Any]:
-        """Ray options of train worker `rank`."""
-        return _options(self.train, self.slots[rank].bundle)
-
-    def train_gpu(self, rank: int) -> int | None:
-        """Index of the GPU of train worker `rank` on its node."""
-        return self.slots[rank].gpu
 
     def engine_options(self, index: int) -> dict[str, Any]:
         """Ray options of engine `index`."""
@@ -102,6 +119,10 @@ class Placement:
         places = engine_places(self._slots(group, plan), num_engines, gpus_per_engine)
         return [(_options(group, place.bundle), place.gpus) for place in places]
 
+    def _seats(self, plan: BundlePlan, cpus_each: int) -> Seats:
+        group = self._reserve(plan, cpus_each)
+        return Seats(self, group, order_slots(self._slots(group, plan)))
+
     def _reserve(self, plan: BundlePlan, cpus_each: int) -> PlacementGroup:
         bundle = {"CPU": float(cpus_each * plan.processes)}
         if self.uses_gpus:
@@ -111,7 +132,8 @@ class Placement:
             if plan.count * each > total.get(kind, 0.0):
                 raise ValueError(
                     f"this run needs {plan.count * each:g} {kind}s in one placement group but the Ray cluster has "
-                    f"{total.get(kind, 0.0):g}; lower --train-num-workers or --rollout-num-engines, or give "
+                    f"{total.get(kind, 0.0):g}; lower --train-num-workers, --critic-num-workers or "
+                    "--rollout-num-engines, or give "
                     "--ray-address of a larger cluster"
                 )
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]

@@ -74,7 +74,7 @@ def _use_own_token() -> None:
 def _start_head(config: Config) -> tuple[SupervisedProcess, str]:
     logs = config.run_dir / "logs"
     address_file = logs / "ray_address"
-    num_cpus = 2 * max(config.cluster.train_num_workers, config.cluster.rollout_num_engines) + _OTHER_ACTORS
+    num_cpus = 2 * max(config.num_train_processes, config.cluster.rollout_num_engines) + _OTHER_ACTORS
     num_cpus += config.num_gpus_beside
     head = SupervisedProcess(
         [sys.executable, "-m", "slime_rl.cluster.ray_head", *map(str, (address_file, num_cpus, _object_store_bytes()))],

@@ -20,8 +20,9 @@ import ray
 
 from slime_rl.buffer.dumps import RolloutDumps, open_dumps
 from slime_rl.buffer.opening import open_buffer
+from slime_rl.cluster.train_group import StepBatch
 from slime_rl.config import Config
-from slime_rl.data.batches import rollout_batch_from_groups, split_for_data_parallel
+from slime_rl.data.batches import RolloutBatch, rollout_batch_from_groups, split_for_data_parallel
 from slime_rl.data.rendering import load_tokenizer
 from slime_rl.data.state_files import load_state, save_state
 from slime_rl.engine.parsers import SglangParser
@@ -151,8 +152,8 @@ class RolloutManager:
             self.production.weights_are(version)
 
     async def take(self, step: int) -> dict[str, Any]:
-        """Wait until `step` is produced. Answers `shards` (one batch reference per data-parallel rank), `metrics`,
-        `samples` (the few to show) and `texts` (of their response tokens).
+        """Wait until `step` is produced. Answers `batch` (a StepBatch), `metrics`, `samples` (the few to show) and
+        `texts` (of their response tokens).
 
         Raises whatever made the step's production fail.
         """
@@ -164,7 +165,6 @@ class RolloutManager:
             self.dumps.write(step, output.groups)
         samples = [sample for group in output.groups for sample in group.samples]
         batch = rollout_batch_from_groups(output.groups, step, step, self.config.train.num_updates_per_rollout)
-        shards = [ray.put(shard) for shard in split_for_data_parallel(batch, self.config.data_parallel_size)]
         summary = summarise_samples(samples)
         if self.config.train.loss == "sft":  # labels are not scored
             summary = {name: value for name, value in summary.items() if "reward" not in name and "std" not in name}
@@ -189,7 +189,14 @@ class RolloutManager:
         assert self.runtime is not None, "connect comes first"
         decode = self.runtime.tokenizer.decode
         texts = [[decode([token]) for token in sample.tokens[sample.prompt_length :]] for sample in shown]
-        return {"shards": shards, "metrics": metrics, "samples": shown, "texts": texts}
+        return {"batch": self._put(batch), "metrics": metrics, "samples": shown, "texts": texts}
+
+    def _put(self, batch: RolloutBatch) -> StepBatch:
+        config, sizes = self.config, [self.config.data_parallel_size]
+        if config.critic_is_apart:
+            sizes.append(config.critic_data_parallel_size)
+        shards = {size: [ray.put(shard) for shard in split_for_data_parallel(batch, size)] for size in set(sizes)}
+        return StepBatch(shards[sizes[0]], shards[sizes[1]] if len(sizes) > 1 else [])
 
     async def commit(self, step: int) -> None:
         self.buffer.commit(step)

@@ -19,10 +19,11 @@ from slime_rl.config import Config
 class Saver:
     """Writes the checkpoints of a run. At most one is being written; the next one waits for it."""
 
-    def __init__(self, config: Config, actor: Any, rollout: Any) -> None:
-        """`actor` and `rollout` are the cluster's TrainGroup and rollout manager."""
+    def __init__(self, config: Config, actor: Any, rollout: Any, critic: Any = None) -> None:
+        """`actor`, `rollout` and `critic` are the cluster's TrainGroup, rollout manager and CriticGroup."""
         options = config.checkpoint
         self.config, self.actor, self.rollout = config, actor, rollout
+        self.groups = [actor] if critic is None else [actor, critic]
         self.store = CheckpointStore(config.checkpoint_dir, options.keep_checkpoints, options.keep_checkpoint_every)
         self._writing: CheckpointMeta | None = None  # the trainers' threads are at work
         self._finishing: threading.Thread | None = None
@@ -40,7 +41,8 @@ class Saver:
         meta = self._meta(step)
         if self.config.checkpoint.async_save:
             folder = self.store.begin(step)
-            self.actor.begin_save(str(folder / "model"), step)
+            for group in self.groups:
+                group.begin_save(str(folder / "model"), step)
             self._writing = meta
             self.rollout.save(str(folder / "buffer.json"))
         else:
@@ -66,7 +68,7 @@ class Saver:
         if self._error is not None:
             error, self._error = self._error, None
             raise error
-        if self._writing is not None and self.actor.save_is_written():
+        if self._writing is not None and all(group.save_is_written() for group in self.groups):
             self._finish()
 
     def wait(self) -> None:
@@ -89,7 +91,8 @@ class Saver:
     def _finish(self) -> None:
         meta, self._writing = self._writing, None
         assert meta is not None
-        self.actor.finish_save()
+        for group in self.groups:
+            group.finish_save()
         self._finishing = threading.Thread(target=self._finish_store, args=(meta,), name="finish-save", daemon=True)
         self._finishing.start()
 
@@ -100,7 +103,8 @@ class Saver:
             self._error = error
 
     def _fill(self, folder: Path, step: int) -> None:
-        self.actor.save(str(folder / "model"), step)
+        for group in self.groups:
+            group.save(str(folder / "model"), step)
         self.rollout.save(str(folder / "buffer.json"))
 
     def _meta(self, step: int) -> CheckpointMeta:

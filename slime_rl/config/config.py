@@ -57,13 +57,9 @@ class Config:
     logging: LoggingConfig
 
     def __post_init__(self) -> None:
-        workers, shards = self.cluster.train_num_workers, self.parallel.model_parallel_size
-        check(
-            workers % shards == 0,
-            "--train-num-workers",
-            f"must be a multiple of tensor x pipeline x context parallel size = {shards}",
-            workers,
-        )
+        self._check_workers("--train-num-workers", self.cluster.train_num_workers, self.parallel)
+        if self.critic_is_apart:
+            self._check_workers("--critic-num-workers", self.critic.critic_num_workers, self.critic_parallel)
         check(
             not self.cluster.colocate or self.weight_sync.weight_sync in ("tensor", "disk"),
             "--weight-sync",
@@ -73,18 +69,41 @@ class Config:
         )
         self._check_data()
         self._check_algorithm()
+        self._check_schedules()
         self._check_asynchrony()
         self._check_served_models()
         for name, _ in self.evaluation.datasets:
             for_evaluation(self, name)  # raises where an override is wrong
         check_override_names(self)
+
+    def _check_workers(self, flag: str, workers: int, parallel: ParallelConfig) -> None:
+        """Workers of a train group, its parallel sizes and the samples of an update fit together."""
+        shards, samples = parallel.model_parallel_size, self.train.samples_per_update
         check(
-            self.train.samples_per_update >= self.data_parallel_size,
-            "--train-num-workers",
-            f"makes {self.data_parallel_size} data-parallel workers, more than the {self.train.samples_per_update} "
-            "samples of one update (--rollout-batch-size x --n-samples-per-prompt / --num-updates-per-rollout)",
+            workers % shards == 0,
+            flag,
+            f"must be a multiple of tensor x pipeline x context parallel size = {shards}",
             workers,
         )
+        check(
+            samples >= workers // shards,
+            flag,
+            f"makes {workers // shards} data-parallel workers, more than the {samples} samples of one update "
+            "(--rollout-batch-size x --n-samples-per-prompt / --num-updates-per-rollout)",
+            workers,
+        )
+
+    def _check_schedules(self) -> None:
+        """A rate must not rise for longer than its schedule spans."""
+        ours, critic = self.optimizer, self.critic
+        for flag, warmup, style, waiting in (
+            ("--lr-warmup-updates", ours.lr_warmup_updates, ours.lr_decay_style, critic.critic_warmup_steps),
+            ("--critic-lr-warmup-updates", critic.critic_lr_warmup_updates, critic.critic_lr_decay_style, 0),
+        ):
+            if ours.lr_decay_updates is None and (style or ours.lr_decay_style) == "constant":
+                continue  # no end to fall short of
+            span = ours.lr_decay_updates or max(1, self.num_updates(waiting))
+            check(warmup < span, flag, f"must be < the {span} updates of the schedule", warmup)
 
     def _check_data(self) -> None:
         if self.needs_prompt_data:
@@ -99,7 +118,13 @@ class Config:
             check(has_evaluation, "--stop-at-eval-accuracy", "needs --eval-prompt-data", None)
 
     def _check_algorithm(self) -> None:
-        self.critic.check_used(self.algorithm.advantage_estimator)
+        if not self.needs_critic:
+            self.critic.check_unused()
+        kl_coef = self.algorithm.kl_coef
+        check(kl_coef == 0 or self.train.loss == "policy", "--kl-coef", "needs rewards: --loss policy", kl_coef)
+        if self.algorithm.kl_target is not None:  # else one step could take the coefficient below 0
+            least, horizon = self.train.samples_per_rollout / 5, self.algorithm.kl_horizon
+            check(horizon > least, "--kl-horizon", f"must be > a fifth of a step's samples ({least:g})", horizon)
         self._check_teacher_and_reference()
         uses_advantages = self.train.loss != "sft" and (
             self.algorithm.policy_loss != "distillation" or self.algorithm.distillation_reward_coef > 0
@@ -221,6 +246,11 @@ class Config:
         """A copy with other sections, not checked again: the run's files may be on another machine."""
         return _unchecked(Config, vars(self) | sections)
 
+    def num_updates(self, waiting_steps: int = 0) -> int:
+        """Optimizer updates of the run after its first `waiting_steps`."""
+        train = self.train
+        return (train.num_steps - waiting_steps) * train.num_updates_per_rollout * train.num_epochs_per_rollout
+
     @property
     def steps_ahead(self) -> int:
         """Steps that generation may run ahead of training."""
@@ -233,6 +263,26 @@ class Config:
     @property
     def needs_critic(self) -> bool:
         return self.train.loss != "sft" and self.algorithm.advantage_estimator == "gae"
+
+    @property
+    def critic_is_apart(self) -> bool:
+        """Whether the critic has a train group of its own."""
+        return self.needs_critic and self.critic.critic_num_workers > 0
+
+    @property
+    def critic_parallel(self) -> ParallelConfig:
+        """Parallel sizes of the critic, wherever it is."""
+        return self.critic.parallel(self.parallel)
+
+    @property
+    def critic_data_parallel_size(self) -> int:
+        workers = self.critic.critic_num_workers or self.cluster.train_num_workers
+        return workers // self.critic_parallel.model_parallel_size
+
+    @property
+    def num_train_processes(self) -> int:
+        """Megatron workers of every train group."""
+        return self.cluster.train_num_workers + (self.critic.critic_num_workers if self.critic_is_apart else 0)
 
     @property
     def needs_engines(self) -> bool:

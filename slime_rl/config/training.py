@@ -140,13 +140,6 @@ class OptimizerConfig:
             clip_grad=self.clip_grad,
         )
         check_positive(adam_eps=self.adam_eps, lr_decay_updates=self.lr_decay_updates)
-        if self.lr_decay_updates is not None:
-            check(
-                self.lr_warmup_updates < self.lr_decay_updates,
-                "--lr-warmup-updates",
-                f"must be < --lr-decay-updates ({self.lr_decay_updates})",
-                self.lr_warmup_updates,
-            )
         check(self.min_lr <= self.lr, "--min-lr", f"must be <= --lr ({self.lr})", self.min_lr)
         for name, beta in (("--adam-beta1", self.adam_beta1), ("--adam-beta2", self.adam_beta2)):
             check(0 <= beta < 1, name, "must be in [0, 1)", beta)

@@ -7,7 +7,7 @@ Shape letters: N samples, L tokens of a sample (prompt and response), R response
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -57,6 +57,20 @@ class SchemaBatch(DataProto):
         """The schema as lines of text."""
         return "\n".join(f"{f.name:<18} {f.kind:<6} {f.dtype!s:<14} {f.doc}" for f in cls.schema)
 
+    def ragged(self, name: str) -> Ragged:
+        """A ragged field, typed as one."""
+        value = self.tensors[name]
+        if not isinstance(value, Ragged):
+            raise ValueError(f"{name!r} is dense")
+        return value
+
+    def dense(self, name: str) -> Tensor:
+        """A dense field, typed as one."""
+        value = self.tensors[name]
+        if isinstance(value, Ragged):
+            raise ValueError(f"{name!r} is ragged")
+        return value
+
 
 class RolloutBatch(SchemaBatch):
     """Samples of one step, or one data-parallel rank's share of them, ready to train on.
@@ -101,19 +115,43 @@ class RolloutBatch(SchemaBatch):
     def response_lengths(self) -> Tensor:  # [N] int64
         return self.ragged("loss_mask").lengths
 
-    def ragged(self, name: str) -> Ragged:
-        """A ragged field, typed as one."""
-        value = self.tensors[name]
-        if not isinstance(value, Ragged):
-            raise ValueError(f"{name!r} is dense")
-        return value
 
-    def dense(self, name: str) -> Tensor:
-        """A dense field, typed as one."""
-        value = self.tensors[name]
-        if isinstance(value, Ragged):
-            raise ValueError(f"{name!r} is ragged")
-        return value
+class TokenFields(SchemaBatch):
+    """Numbers of response tokens on their way between workers: each kind a ragged float32 field, `[R]` a sample.
+
+    Which samples are together is the sender's affair; `sample_ids` say which they are.
+    """
+
+    schema = (Field("sample_ids", torch.int64, "dense", "[N] position in the global batch"),)
+
+    @classmethod
+    def of(cls, batch: RolloutBatch, fields: Mapping[str, Tensor], meta_info: Mapping[str, Any]) -> TokenFields:
+        """`fields` are `[t]` each, for the samples of `batch` in its order."""
+        packed = {name: Ragged.from_lengths(value.cpu(), batch.response_lengths) for name, value in fields.items()}
+        return cls({"sample_ids": batch.dense("sample_ids").cpu(), **packed}, None, meta_info)
+
+
+def fields_of_batch(parts: Sequence[TokenFields], batch: RolloutBatch) -> dict[str, Tensor]:
+    """`[t]` each, for the samples of `batch` in its order, from whatever parts hold them.
+
+    Raises:
+        ValueError: a kind of numbers misses a sample, or has not one for each of its tokens.
+    """
+    wanted, found = batch.dense("sample_ids"), {}
+    for name in dict.fromkeys(key for part in parts for key in part.tensors if key != "sample_ids"):
+        holders = [part for part in parts if name in part]
+        ids = torch.cat([part.dense("sample_ids") for part in holders])
+        row_of = torch.full((max(int(ids.max()), int(wanted.max())) + 1,), -1)
+        row_of[ids] = torch.arange(len(ids))
+        rows = row_of[wanted]
+        if bool((rows < 0).any()):
+            raise ValueError(f"{name!r} is missing for the samples {wanted[rows < 0].tolist()[:8]}")
+        values = Ragged.concat([part.ragged(name) for part in holders])[rows]
+        if not torch.equal(values.lengths, batch.response_lengths):
+            bad = wanted[values.lengths != batch.response_lengths].tolist()
+            raise ValueError(f"{name!r} has another number of tokens than the samples {bad[:8]}")
+        found[name] = values.values
+    return found
 
 
 def rollout_batch_from_groups(

@@ -18,7 +18,7 @@ section 4, counts GPT's; attention's own matrix is never stored):
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slime_rl.config import Config
 from slime_rl.plan.hardware import GIB
@@ -100,7 +100,7 @@ def training_memory(shape: ModelShape, config: Config, available_bytes: float, *
         "gradients": 4 * own.total,
         "optimizer": state * (own.dense / sharing + own.expert / expert_sharing),
     }
-    if config.needs_critic:
+    if config.needs_critic and not config.critic_is_apart:
         critic = worker_parameters(read_shape(config.critic.critic_load or config.model.hf_checkpoint), config)
         held = critic.dense / sharing + critic.expert / expert_sharing
         parts["critic (weights, gradients, optimizer)"] = (size + 4) * critic.total + state * held
@@ -114,6 +114,26 @@ def training_memory(shape: ModelShape, config: Config, available_bytes: float, *
     parts["logits, a chunk at a time"] = LOGIT_BUFFERS * chunk
     parts["reserve"] = TRAIN_RESERVED_BYTES if config.cluster.device != "cpu" else CPU_PROCESS_BYTES
     return Memory(parts, available_bytes)
+
+
+def critic_memory(config: Config, available_bytes: float, *, num_micro_batches: int) -> Memory:
+    """One worker of a critic that has a train group of its own: as a policy's, without reference, teacher or logits."""
+    cluster, algorithm = config.cluster, config.algorithm
+    alone = config.with_sections(
+        parallel=config.critic_parallel,
+        cluster=replace(
+            cluster,
+            train_num_workers=config.critic.critic_num_workers,
+            num_nodes=None,
+            num_workers_per_node=None,
+            colocate=False,
+        ),
+        algorithm=replace(algorithm, kl_coef=0.0, kl_target=None, use_kl_loss=False, kl_loss_coef=0.0),
+        model=replace(config.model, teacher_load=None),
+    )
+    shape = read_shape(config.critic.critic_load or config.model.hf_checkpoint)
+    memory = training_memory(shape, alone, available_bytes, num_micro_batches=num_micro_batches)
+    return replace(memory, parts={part: size for part, size in memory.parts.items() if not part.startswith("logits")})
 
 
 def _activations(shape: ModelShape, config: Config, size: int, num_micro_batches: int) -> float:

@@ -15,10 +15,10 @@ from statistics import fmean
 
 import psutil
 
-from slime_rl.config import Config
+from slime_rl.config import Config, ParallelConfig
 from slime_rl.observability.run_record import RunRecord, load_run
 from slime_rl.plan.hardware import ACCELERATORS, GIB, Accelerator
-from slime_rl.plan.memory import CPU_PROCESS_BYTES, EnginePlan, Memory, engine_plan, training_memory
+from slime_rl.plan.memory import CPU_PROCESS_BYTES, EnginePlan, Memory, critic_memory, engine_plan, training_memory
 from slime_rl.plan.shape import ModelShape, read_shape
 from slime_rl.plan.speed import (
     Lengths,
@@ -55,6 +55,7 @@ class Plan:
     site: Site
     lengths: Lengths
     training: Memory
+    critic: Memory | None  # of a worker of a critic that has its own train group
     engine: EnginePlan | None
     micro_batches: int
     pipeline_idle: float
@@ -77,8 +78,9 @@ def gpus_of(config: Config) -> int:
     cluster = config.cluster
     engines = cluster.rollout_num_engines * cluster.rollout_num_gpus_per_engine if config.needs_engines else 0
     beside = config.num_gpus_beside if config.needs_engines else 0
+    critics = config.num_train_processes - cluster.train_num_workers
     workers = cluster.train_num_workers
-    return (max(workers, engines) if cluster.colocate else workers + engines) + beside
+    return (max(workers, engines) if cluster.colocate else workers + engines) + beside + critics
 
 
 def find_site(config: Config, gpu: str | None = None, gpus_per_node: int = 8, num_gpus: int | None = None) -> Site:
@@ -112,9 +114,12 @@ def make_plan(config: Config, site: Site, lengths: Lengths, rates: Rates | None 
     shape = read_shape(config.model.hf_checkpoint)
     micro_batches = num_micro_batches(config, lengths)
     training = training_memory(shape, config, site.memory_bytes, num_micro_batches=micro_batches)
+    critic = None
+    if config.critic_is_apart:
+        critic = critic_memory(config, site.memory_bytes, num_micro_batches=micro_batches)
     engine = engine_plan(shape, config, site.memory_bytes) if config.needs_engines else None
     problems = [*shape_problems(shape, config), *_length_problems(shape, config)]
-    problems += _memory_problems(config, site, training, engine)
+    problems += _memory_problems(config, site, training, critic, engine)
     if rates is None and site.accelerator is not None and engine is not None and engine.kv_tokens > 0:
         crosses = gpus_of(config) > site.gpus_per_node
         rates = estimate_rates(shape, config, engine, site.accelerator, lengths, crosses_nodes=crosses)
@@ -124,6 +129,7 @@ def make_plan(config: Config, site: Site, lengths: Lengths, rates: Rates | None 
         site=site,
         lengths=lengths,
         training=training,
+        critic=critic,
         engine=engine,
         micro_batches=micro_batches,
         pipeline_idle=pipeline_idle_share(config.parallel.pipeline_model_parallel_size, micro_batches),
@@ -134,36 +140,49 @@ def make_plan(config: Config, site: Site, lengths: Lengths, rates: Rates | None 
     if site.accelerator and site.num_gpus is not None and plan.num_gpus > site.num_gpus:
         problems.append(
             f"the run needs {plan.num_gpus} GPUs, there are {site.num_gpus}: lower --train-num-workers "
-            f"({config.cluster.train_num_workers}) or --rollout-num-engines x --rollout-num-gpus-per-engine "
+            f"({config.cluster.train_num_workers}), --critic-num-workers ({config.critic.critic_num_workers}) or "
+            "--rollout-num-engines x --rollout-num-gpus-per-engine "
             f"({config.cluster.rollout_num_engines} x {config.cluster.rollout_num_gpus_per_engine})"
         )
     return plan
 
 
 def shape_problems(shape: ModelShape, config: Config) -> list[str]:
-    """Parallel sizes that the model cannot have."""
-    p, engine_tp = config.parallel, config.cluster.rollout_num_gpus_per_engine
+    """Parallel sizes that the policy's or the critic's model cannot have."""
+    found = _parallel_problems(shape, config.parallel, config.data_parallel_size, "--")
+    engine_tp = config.cluster.rollout_num_gpus_per_engine
+    if shape.query_heads % engine_tp:
+        wanted = f"must divide the model's {shape.query_heads} attention heads"
+        found.append(f"--rollout-num-gpus-per-engine {wanted}, got {engine_tp}")
+    if config.critic_is_apart:
+        critic = read_shape(config.critic.critic_load or config.model.hf_checkpoint)
+        found += _parallel_problems(critic, config.critic_parallel, config.critic_data_parallel_size, "--critic-")
+    return found
+
+
+def _parallel_problems(shape: ModelShape, p: ParallelConfig, data_parallel_size: int, prefix: str) -> list[str]:
+    """`prefix` begins the flags that set these sizes."""
     rules = [
-        ("--tensor-model-parallel-size", p.tensor_model_parallel_size, "attention heads", shape.query_heads),
-        ("--tensor-model-parallel-size", p.tensor_model_parallel_size, "key-value heads", shape.kv_heads),
-        ("--pipeline-model-parallel-size", p.pipeline_model_parallel_size, "layers", shape.num_layers),
-        ("--rollout-num-gpus-per-engine", engine_tp, "attention heads", shape.query_heads),
+        ("tensor-model-parallel-size", p.tensor_model_parallel_size, "attention heads", shape.query_heads),
+        ("tensor-model-parallel-size", p.tensor_model_parallel_size, "key-value heads", shape.kv_heads),
+        ("pipeline-model-parallel-size", p.pipeline_model_parallel_size, "layers", shape.num_layers),
     ]
     if shape.num_experts:
-        rules.append(("--expert-model-parallel-size", p.expert_model_parallel_size, "experts", shape.num_experts))
+        rules.append(("expert-model-parallel-size", p.expert_model_parallel_size, "experts", shape.num_experts))
     found = [
-        f"{flag} must divide the model's {count} {what}, got {size}"
+        f"{prefix}{flag} must divide the model's {count} {what}, got {size}"
         for flag, size, what, count in rules
         if count % size
     ]
     if shape.num_experts and p.tensor_model_parallel_size > 1 and not p.sequence_parallel:
         found.append("--sequence-parallel must be on for experts with --tensor-model-parallel-size > 1")
+    experts = f"{prefix}expert-model-parallel-size"
     if not shape.num_experts and p.expert_model_parallel_size > 1:
-        found.append(f"--expert-model-parallel-size must be 1 without experts, got {p.expert_model_parallel_size}")
-    sharing = config.data_parallel_size * p.context_parallel_size
+        found.append(f"{experts} must be 1 without experts, got {p.expert_model_parallel_size}")
+    sharing = data_parallel_size * p.context_parallel_size
     if sharing % p.expert_model_parallel_size:
         found.append(
-            f"--expert-model-parallel-size must divide the {sharing} workers of data and context parallelism, got "
+            f"{experts} must divide the {sharing} workers of data and context parallelism, got "
             f"{p.expert_model_parallel_size}"
         )
     return found
@@ -177,16 +196,19 @@ def _length_problems(shape: ModelShape, config: Config) -> list[str]:
     return [f"--max-prompt-len + --max-response-len ({longest}) is more than the model's {shape.positions} positions"]
 
 
-def _memory_problems(config: Config, site: Site, training: Memory, engine: EnginePlan | None) -> list[str]:
+def _memory_problems(
+    config: Config, site: Site, training: Memory, critic: Memory | None, engine: EnginePlan | None
+) -> list[str]:
     if site.accelerator is None:
-        return _cpu_problems(config, site, training, engine)
+        return _cpu_problems(config, site, training, critic, engine)
     found = []
-    if not training.fits:
-        largest = max(training.parts, key=lambda part: training.parts[part])
-        found.append(
-            f"training needs {training.total_bytes / GIB:.1f} GiB on each GPU of {training.available_bytes / GIB:.1f}; "
-            f"the largest part is {largest}: {_cure(largest)}"
-        )
+    for who, memory in (("training", training), ("the critic", critic)):
+        if memory is not None and not memory.fits:
+            _, largest = max((size, part) for part, size in memory.parts.items())
+            found.append(
+                f"{who} needs {memory.total_bytes / GIB:.1f} GiB on each GPU of {memory.available_bytes / GIB:.1f}; "
+                f"the largest part is {largest}: {_cure(largest)}"
+            )
     if engine is None:
         return found
     longest = config.sampling.max_prompt_len + config.sampling.max_response_len
@@ -212,9 +234,13 @@ def _cure(part: str) -> str:
                "--expert-model-parallel-size; or --train-dtype bfloat16")  # fmt: skip
 
 
-def _cpu_problems(config: Config, site: Site, training: Memory, engine: EnginePlan | None) -> list[str]:
+def _cpu_problems(
+    config: Config, site: Site, training: Memory, critic: Memory | None, engine: EnginePlan | None
+) -> list[str]:
     cluster = config.cluster
     total = cluster.train_num_workers * training.total_bytes + 2 * CPU_PROCESS_BYTES  # driver, rollout manager
+    if critic is not None:
+        total += config.critic.critic_num_workers * critic.total_bytes
     if engine is not None:
         total += cluster.rollout_num_engines * engine.memory.total_bytes
     if total <= site.memory_bytes:

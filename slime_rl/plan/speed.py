@@ -82,7 +82,7 @@ def forward_passes(config: Config) -> float:
         passes += algorithm.old_log_probs != "rollout" and not skips_old
         passes += algorithm.needs_reference
         passes += config.model.teacher_load is not None
-        if config.needs_critic:  # counted as large as the policy
+        if config.needs_critic and not config.critic_is_apart:  # counted as large as the policy; apart, as no slower
             passes += 1 + (4 if config.model.recompute_activations else 3) * train.num_epochs_per_rollout
     return passes
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from slime_rl.config import ParallelConfig
 from slime_rl.plan.hardware import GIB
 from slime_rl.plan.memory import Memory
 from slime_rl.plan.plan import Plan
@@ -13,6 +14,8 @@ from slime_rl.plan.speed import forward_passes
 def as_text(plan: Plan) -> str:
     """Sections with aligned names; problems last, so that they are what stays on the screen."""
     sections = [_sizes(plan), _memory("each training worker", plan.training)]
+    if plan.critic is not None:
+        sections.append(_memory("each critic worker", plan.critic))
     if plan.engine is not None:
         sections.append(_memory("each engine GPU" if plan.site.accelerator else "each engine", plan.engine.memory))
     sections += [_work(plan), _time(plan)]
@@ -31,6 +34,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "active_parameters": plan.shape.active_parameters,
         "num_gpus": plan.num_gpus,
         "training_bytes": plan.training.parts,
+        "critic_bytes": plan.critic.parts if plan.critic else {},
         "engine_bytes": plan.engine.memory.parts if plan.engine else {},
         "kv_cache_tokens": plan.engine.kv_tokens if plan.engine else 0,
         "micro_batches": plan.micro_batches,
@@ -62,13 +66,11 @@ def _sizes(plan: Plan) -> tuple[str, list[tuple[str, str]]]:
     rows = [
         ("model", f"{shape.model_type}, {shape.num_layers} layers, hidden {shape.hidden_size}{experts}"),
         ("parameters", f"{_billions(shape.parameters)}{active}"),
-        (
-            "training",
-            f"{_count(config.cluster.train_num_workers, 'worker')} = {config.data_parallel_size} data x "
-            f"{p.tensor_model_parallel_size} tensor x {p.pipeline_model_parallel_size} pipeline x "
-            f"{p.context_parallel_size} context" + f", experts over {p.expert_model_parallel_size}" * bool(experts),
-        ),
+        ("training", _group(config.cluster.train_num_workers, config.data_parallel_size, p, bool(experts))),
     ]
+    if config.critic_is_apart:
+        workers, size = config.critic.critic_num_workers, config.critic_data_parallel_size
+        rows.append(("critic", _group(workers, size, config.critic_parallel, bool(experts))))
     if plan.engine is not None:
         per = _count(config.cluster.rollout_num_gpus_per_engine, "GPU" if plan.site.accelerator else "process")
         rows.append(("engines", f"{config.cluster.rollout_num_engines} x {per}"))
@@ -76,6 +78,15 @@ def _sizes(plan: Plan) -> tuple[str, list[tuple[str, str]]]:
         nodes = f"{_count(plan.num_nodes, 'node')} of {plan.site.gpus_per_node}"
         rows.append(("GPUs", f"{plan.num_gpus} x {plan.site.accelerator.name} ({nodes})"))
     return "sizes", rows
+
+
+def _group(workers: int, data_parallel_size: int, p: ParallelConfig, has_experts: bool) -> str:
+    return (
+        f"{_count(workers, 'worker')} = {data_parallel_size} data x {p.tensor_model_parallel_size} tensor x "
+        f"{p.pipeline_model_parallel_size} pipeline x {p.context_parallel_size} context"
+        + f", experts over {p.expert_model_parallel_size}"
+        * has_experts
+    )
 
 
 def _count(number: int, what: str) -> str:

@@ -1,22 +1,32 @@
-"""PPO's critic: a second model with a value head in the same workers, trained towards the returns of GAE.
+"""PPO's critic: a second model with a value head, in the policy's workers or its own, trained on the returns of GAE.
 
 before the step: values [t] ──► advantages (policy), returns = advantages before whitening + values (critic)
-updates:         value_loss(V, V before the step, returns), on the same samples and splits as the policy's
+updates:         value_loss(V, V before the step, returns), on the same samples as the policy's
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
 from slime_rl.algorithms.value_loss import explained_variance
 from slime_rl.config import Config
-from slime_rl.trainer.gather import GlobalBatch
+from slime_rl.data.batches import RolloutBatch, TokenFields
+from slime_rl.trainer.gather import GlobalBatch, gather_global
 from slime_rl.trainer.loss import CriticInputs
+from slime_rl.trainer.shard import make_shard
 from slime_rl.trainer.state import TrainState
 from slime_rl.trainer.timing import PhaseTimer
-from slime_rl.trainer.update import StepData, mean_of, run_updates
+from slime_rl.trainer.token_fields import (
+    given_kl_coef,
+    sampled_fields,
+    seconds_before,
+    unpack_fields,
+    with_kl_coef,
+)
+from slime_rl.trainer.update import StepData, mean_of, public_names, run_updates
 
 # Named as parts of the loss are; every other number of the critic is reported under critic/.
 UNDER_TRAIN = ("value_loss", "value_clipfrac", "value_mean")
@@ -28,6 +38,8 @@ def critic_config(config: Config) -> Config:
     decay = critic.critic_lr_decay_style or optimizer.lr_decay_style
     return config.with_sections(
         model=replace(config.model, hf_checkpoint=critic.critic_load or config.model.hf_checkpoint, freeze_params=()),
+        parallel=config.critic_parallel,
+        critic=replace(critic, critic_warmup_steps=0),  # it is the policy's that wait
         optimizer=replace(
             optimizer,
             lr=critic.critic_lr,
@@ -38,6 +50,31 @@ def critic_config(config: Config) -> Config:
             clip_grad=critic.critic_clip_grad,
         ),
     )
+
+
+def critic_step(
+    config: Config, critic: TrainState, step: int, batch: RolloutBatch, given: Sequence[TokenFields]
+) -> dict[str, float]:
+    """Every update of a critic in workers of its own, and its metrics.
+
+    Args:
+        config: the run's.
+        given: the critic's values before the step and, with --kl-coef, the policy's log-probs, of all samples.
+
+    Raises:
+        ValueError: a batch that does not fit, or numbers that are missing.
+        NonFiniteError: a loss or gradient is NaN or infinite.
+    """
+    timer = PhaseTimer(critic.device, critic.trace)
+    data = StepData(config, batch, make_shard(config, batch, critic.device), step)
+    timer.seconds |= seconds_before(given, of_critic=True)
+    config = with_kl_coef(config, given_kl_coef(given, config))
+    token_fields = sampled_fields(config, data.shard) | unpack_fields(given, batch, critic)
+    with timer.phase("returns"):
+        whole = gather_global(data.shard, token_fields, data.shard.num_samples, critic.layout.dp)
+        weights, _ = whole.per_update(config, None)
+    metrics = public_names(train_critic(config, critic, data, whole, weights, timer))
+    return metrics | {f"timing_s/train/critic_{name}": seconds for name, seconds in timer.seconds.items()}
 
 
 def train_critic(

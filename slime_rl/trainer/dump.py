@@ -65,6 +65,7 @@ def is_due(config: Config, step: int) -> bool:
 
 def dump_update(
     state: TrainState,
+    config: Config,
     batch: RolloutBatch,
     inputs: Objective,
     record: UpdateRecord,
@@ -72,8 +73,11 @@ def dump_update(
     metrics: dict[str, float],
     problem: str | None,
 ) -> Path:
-    """Write everything that this update's loss and gradient come from; the folder, complete on return. Collective."""
-    folder = record.folder(state.config.run_dir)
+    """Write everything that this update's loss and gradient come from; the folder, complete on return. Collective.
+
+    `config` is the run's: the critic's state has one of its own.
+    """
+    folder = record.folder(config.run_dir)
     rank, owner = dist.get_rank(), weights_owner(state)
     own = folder / f"rank_{rank:05d}"
     own.mkdir(parents=True, exist_ok=True)
@@ -100,7 +104,7 @@ def dump_update(
     }
     (own / "update.json").write_text(json.dumps(content, indent=2) + "\n")
     if rank == 0:
-        (folder / "config.json").write_text(json.dumps(dataclasses.asdict(state.config), indent=2) + "\n")
+        (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config), indent=2) + "\n")
     dist.barrier()
     return folder
 

@@ -81,12 +81,18 @@ def freeze(models: list[Any], patterns: tuple[str, ...]) -> None:
 
 
 def _global_names(gpt: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """Parameters of a pipeline stage, layers counted over the whole model."""
+    """Parameters of a pipeline stage, layers counted over the whole model.
+
+    A tied output layer on a stage of its own is the embedding: frozen on one stage alone, its gradients would be waited
+    for by the other forever.
+    """
 
     def renumber(match: re.Match[str]) -> str:
         return f"decoder.layers.{gpt.decoder.layers[int(match[1])].layer_number - 1}."
 
     for name, parameter in gpt.named_parameters():
+        if gpt.share_embeddings_and_output_weights and name == "output_layer.weight":
+            name = "embedding.word_embeddings.weight"
         yield re.sub(r"decoder\.layers\.(\d+)\.", renumber, name), parameter
 
 

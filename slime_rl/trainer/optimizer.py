@@ -58,20 +58,11 @@ def make_optimizer(config: Config, models: list[Any], args: MegatronArgs) -> Any
 
 
 def make_scheduler(config: Config, optimizer: Any) -> OptimizerParamScheduler:
-    """The learning rate by optimizer updates.
-
-    Raises:
-        ValueError: the warm-up is not shorter than the schedule.
-    """
-    train, ours = config.train, config.optimizer
-    whole_run = train.num_steps * train.num_updates_per_rollout * train.num_epochs_per_rollout
-    decay_updates = ours.lr_decay_updates or max(1, whole_run)
+    """The learning rate by optimizer updates; a policy that waits for its critic makes fewer of them."""
+    ours = config.optimizer
+    decay_updates = ours.lr_decay_updates or max(1, config.num_updates(config.critic.critic_warmup_steps))
     if ours.lr_decay_style == "constant":
         decay_updates = max(decay_updates, ours.lr_warmup_updates + 1)  # it has no end to fall short of
-    if ours.lr_warmup_updates >= decay_updates:
-        raise ValueError(
-            f"--lr-warmup-updates must be < the {decay_updates} updates of the schedule, got {ours.lr_warmup_updates}"
-        )
     return OptimizerParamScheduler(
         optimizer,
         init_lr=0.0,

@@ -46,20 +46,28 @@ class MicroBatch:
         return len(self.rows)
 
 
+def token_cap(train: TrainConfig, layout: Layout, sequence_parallel: bool) -> int:
+    """Most tokens of a micro-batch on one worker, before it is filled up for sequence parallelism."""
+    unit = layout.tp.size if sequence_parallel else 1
+    return max(1, train.max_tokens_per_worker // unit) * unit
+
+
 def split_rows(
     units: list[list[int]],
     sizes: list[int],
     train: TrainConfig,
     layout: Layout,
+    sequence_parallel: bool,
     hidden_size: int,
     device: torch.device,
 ) -> list[list[int]]:
     """Rows of each micro-batch. Collective over the data-parallel workers.
 
     Rows of a unit stay together; `sizes` are the units' tokens. Every worker gets the same number of micro-batches;
-    where one has too few units, the rest are empty lists.
+    where one has too few units, the rest are empty lists. The cap holds with what `padded_lengths` adds.
     """
-    cap = train.max_tokens_per_worker * layout.cp.size
+    cap, unit = token_cap(train, layout, sequence_parallel) * layout.cp.size, _unit(layout)
+    padded = [-(-size // unit) * unit for size in sizes]
     multiple = layout.pp.size if layout.vpp_size else 1  # interleaved stages take micro-batches in rounds of pp
 
     def cut(count: int) -> list[list[int]]:
@@ -69,7 +77,7 @@ def split_rows(
         if train.micro_batch_size is not None:
             parts = fixed(sizes, train.micro_batch_size, min_batches=least)
         else:
-            parts = pack(sizes, cap, min_batches=least, hidden_size=hidden_size)
+            parts = pack(padded, cap, min_batches=least, hidden_size=hidden_size)
         return [[row for i in part for row in units[i]] for part in parts]
 
     agreed = reduce_max(max(1, len(cut(1))), layout.dp, device)
@@ -80,12 +88,17 @@ def split_rows(
 
 def padded_lengths(lengths: list[int], layout: Layout, sequence_parallel: bool) -> list[int]:
     """Lengths that context parallelism (2n chunks) and sequence parallelism (t a multiple of tp) can cut."""
-    unit = 2 * layout.cp.size if layout.cp.size > 1 else 1
+    unit = _unit(layout)
     padded = [-(-length // unit) * unit for length in lengths]
     if sequence_parallel:
         while sum(padded) // layout.cp.size % layout.tp.size:
             padded[-1] += unit
     return padded
+
+
+def _unit(layout: Layout) -> int:
+    """What the length of every sequence must be a multiple of: context parallelism cuts it into 2n chunks."""
+    return 2 * layout.cp.size if layout.cp.size > 1 else 1
 
 
 def make_micro_batch(

@@ -51,19 +51,37 @@ def read_config(folder: Path) -> Config:
     return recorded_config(json.loads((folder / "config.json").read_text()))
 
 
+def role(folder: Path) -> str:
+    """Whose update was dumped: "policy" or "critic"."""
+    return _read(folder, 0)["role"]
+
+
+def make_worker(folder: Path, rank: int, port: int) -> Any:
+    """Worker `rank` of those that the dumped update ran on, all on this machine. Collective."""
+    import torch
+
+    from slime_rl.trainer.critic_worker import CriticWorker
+    from slime_rl.trainer.worker import TrainWorker
+
+    kind = TrainWorker if role(folder) == "policy" else CriticWorker
+    local = rank % max(1, torch.cuda.device_count())
+    return kind(read_config(folder), rank, world_size(folder), "127.0.0.1", port, local)
+
+
 def replay_update(worker: Any, folder: Path) -> Replay:
-    """Compute the update's loss and gradient with `worker` (a TrainWorker of the dump's config). Collective.
+    """Compute the update's loss and gradient with the worker of `make_worker`. Collective.
 
     Raises:
         ValueError: the dump does not fit the worker's model.
     """
     from slime_rl.trainer.dump import restore_weights
     from slime_rl.trainer.loss import CriticInputs, PolicyInputs, find_problem
+    from slime_rl.trainer.member import CRITIC_FOLDER
     from slime_rl.trainer.shard import make_shard
     from slime_rl.trainer.update import forward_backward, measure
 
     record = _read(folder, worker.rank)
-    state = worker.state if record["role"] == "policy" else worker.critic
+    state = worker.states["" if record["role"] == "policy" else CRITIC_FOLDER]
     own = folder / f"rank_{worker.rank:05d}"
     tensors = load_tensors(own / "tensors.safetensors")
     holder = load_tensors(folder / f"rank_{record['weights_rank']:05d}" / "tensors.safetensors")

@@ -79,7 +79,7 @@ def build_critic(config: Config, layout: Layout, device: torch.device) -> TrainS
     path = config.model.hf_checkpoint
     conversion = MODEL_CONVERSION.load(config.model.model_conversion_path)(config, path)
     transformer = conversion.architecture.config
-    _check_shape(config, transformer)
+    _check_shape(config, transformer, "--critic-" if config.critic_is_apart else "--")
     models = build_models(config, conversion.architecture, layout, device)
     conversion.load_weights(models, path)
     attach_value_head(models, transformer.hidden_size, device)
@@ -110,30 +110,33 @@ def _assemble(
     )
 
 
-def _check_shape(config: Config, transformer: Any) -> None:
-    """The model must divide over the workers; Megatron's own errors are assertions deep inside."""
+def _check_shape(config: Config, transformer: Any, prefix: str = "--") -> None:
+    """The model must divide over the workers; Megatron's own errors are assertions deep inside.
+
+    `prefix` begins the flags that set these sizes.
+    """
     tp, pp = config.parallel.tensor_model_parallel_size, config.parallel.pipeline_model_parallel_size
     ep = config.parallel.expert_model_parallel_size
     chunks = pp * (transformer.virtual_pipeline_model_parallel_size or 1)
     rules = [
-        ("--tensor-model-parallel-size", tp, "attention heads", transformer.num_attention_heads),
-        ("--tensor-model-parallel-size", tp, "key-value heads", transformer.num_query_groups),
-        ("--tensor-model-parallel-size", tp, "channels of the MLP", transformer.ffn_hidden_size),
-        ("--pipeline-model-parallel-size", chunks, "layers", transformer.num_layers),
+        ("tensor-model-parallel-size", tp, "attention heads", transformer.num_attention_heads),
+        ("tensor-model-parallel-size", tp, "key-value heads", transformer.num_query_groups),
+        ("tensor-model-parallel-size", tp, "channels of the MLP", transformer.ffn_hidden_size),
+        ("pipeline-model-parallel-size", chunks, "layers", transformer.num_layers),
     ]
     if transformer.num_moe_experts:
-        rules.append(("--expert-model-parallel-size", ep, "experts", transformer.num_moe_experts))
+        rules.append(("expert-model-parallel-size", ep, "experts", transformer.num_moe_experts))
         needs_sp = tp > 1 and not config.parallel.sequence_parallel
         if needs_sp:
             raise ValueError(
                 "--sequence-parallel must be on for a mixture of experts with --tensor-model-parallel-size > 1"
             )
     elif ep > 1:
-        raise ValueError(f"--expert-model-parallel-size must be 1 for a model without experts, got {ep}")
+        raise ValueError(f"{prefix}expert-model-parallel-size must be 1 for a model without experts, got {ep}")
     for flag, size, what, count in rules:
         if count % size:
             raise ValueError(
-                f"{flag} must divide the model's {count} {what} (largest: {math.gcd(count, size)}), got {size}"
+                f"{prefix}{flag} must divide the model's {count} {what} (largest: {math.gcd(count, size)}), got {size}"
             )
 
 

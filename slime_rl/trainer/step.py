@@ -1,7 +1,7 @@
 """One training step: from a worker's share of the rollout batch to updated weights.
 
-batch ─► shard ─┬─► old log-probs (unless the current policy is the old one)
-                ├─► log-probs of reference and teacher, values of the critic, where they are needed
+batch ─► shard ─┬─► token fields: old log-probs (unless the current policy is the old one), those of reference and
+                │   teacher, values of the critic; computed here, or given by the workers of another group
                 └─► gather the global batch ─► advantages, returns ─► token weights, per optimizer update
                                                                            │
    for every epoch and update, critic first: micro-batches ─► forward/backward ─► check ─► clip ─► optimizer ─► schedule
@@ -9,34 +9,56 @@ batch ─► shard ─┬─► old log-probs (unless the current policy is the 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 
 from torch import Tensor
 
 from slime_rl.algorithms.kl import kl_tokens
 from slime_rl.algorithms.registry import ADVANTAGES
-from slime_rl.config import Config
-from slime_rl.data.batches import RolloutBatch
+from slime_rl.data.batches import RolloutBatch, TokenFields
 from slime_rl.trainer.critic import train_critic
 from slime_rl.trainer.gather import GlobalBatch, gather_global
 from slime_rl.trainer.loss import PolicyInputs, finish_gap, gap_parts, needs_old_pass
 from slime_rl.trainer.shard import Shard, make_shard
 from slime_rl.trainer.state import TrainState
 from slime_rl.trainer.timing import PhaseTimer
+from slime_rl.trainer.token_fields import (
+    current_kl_coef,
+    policy_fields,
+    sampled_fields,
+    seconds_before,
+    unpack_fields,
+    with_kl_coef,
+)
 from slime_rl.trainer.token_pass import token_pass
-from slime_rl.trainer.update import StepData, mean_of, run_updates
+from slime_rl.trainer.update import StepData, mean_of, public_names, run_updates
 
 
-def train_step(state: TrainState, step: int, batch: RolloutBatch, critic: TrainState | None = None) -> dict[str, float]:
+def train_step(
+    state: TrainState,
+    step: int,
+    batch: RolloutBatch,
+    critic: TrainState | None = None,
+    given: Sequence[TokenFields] = (),
+) -> dict[str, float]:
     """Run every update of the step; the metrics are the same on every rank.
+
+    Args:
+        critic: trains here too, before the policy.
+        given: values of a critic elsewhere, and the log-probs that this group has computed for it; else empty.
 
     Raises:
         ValueError: a batch that does not fit, or a plugin that returned something else than it must.
         NonFiniteError: a loss or gradient is NaN or infinite.
     """
-    config, timer = _with_current_kl_coef(state), PhaseTimer(state.device, state.trace)
-    data = StepData(batch, make_shard(config, batch, state.device), step)
-    token_fields = _token_fields(state, critic, data.shard, timer)
+    config, timer = with_kl_coef(state.config, current_kl_coef(state)), PhaseTimer(state.device, state.trace)
+    data = StepData(state.config, batch, make_shard(config, batch, state.device), step)
+    timer.seconds |= seconds_before(given, of_critic=False)
+    token_fields = sampled_fields(config, data.shard)
+    token_fields |= unpack_fields(given, batch, state) if given else policy_fields(state, data.shard, timer)
+    if critic is not None:
+        with timer.phase("values"):
+            token_fields["values"] = token_pass(critic, data.shard)
     with timer.phase("advantages"):
         whole = gather_global(data.shard, token_fields, data.shard.num_samples, state.layout.dp)
         advantages = None
@@ -44,21 +66,13 @@ def train_step(state: TrainState, step: int, batch: RolloutBatch, critic: TrainS
             advantages = whole.advantages(config, ADVANTAGES.load(config.algorithm.advantage_estimator))
         weights, selected = whole.per_update(config, advantages)
     metrics = {} if critic is None else train_critic(config, critic, data, whole, weights, timer)
-    if critic is None or step >= config.critic.critic_warmup_steps:
+    if step >= config.critic.critic_warmup_steps:
         inputs = _policy_inputs(data.shard, whole, weights, advantages, selected, token_fields)
         updates = run_updates(state, data, inputs, timer)
         metrics |= {name: mean_of(values) for name, values in updates.items()}
         metrics["num_microbatches"] = sum(updates["num_microbatches"])
     metrics |= _after_step(state, step, whole)
     return _report(metrics, whole, advantages, needs_old_pass(config), timer)
-
-
-def _with_current_kl_coef(state: TrainState) -> Config:
-    """The config with the coefficient that --kl-target has moved to."""
-    config = state.config
-    if state.adaptive_kl is None:
-        return config
-    return config.with_sections(algorithm=replace(config.algorithm, kl_coef=state.adaptive_kl.coef))
 
 
 def _after_step(state: TrainState, step: int, whole: GlobalBatch) -> dict[str, float]:
@@ -68,35 +82,13 @@ def _after_step(state: TrainState, step: int, whole: GlobalBatch) -> dict[str, f
         kept = whole.tokens["mask"] > 0
         old, reference = whole.tokens["old_log_probs"][kept], whole.tokens["ref_log_probs"][kept]
         kl = float(kl_tokens(config.algorithm.kl_reward_type, old, reference).mean()) if bool(kept.any()) else 0.0
-        coef = config.algorithm.kl_coef if state.adaptive_kl is None else state.adaptive_kl.coef
-        metrics = {"kl_reward": kl, "kl_coef": coef}
+        metrics = {"kl_reward": kl, "kl_coef": current_kl_coef(state)}
         if state.adaptive_kl is not None:
             state.adaptive_kl.update(kl, len(whole.integers["rollout_ids"].unique()))
     interval = config.model.ref_update_interval
     if interval is not None and state.reference is not None and (step + 1) % interval == 0:
         state.reference.refresh(state.models)
     return metrics
-
-
-def _token_fields(state: TrainState, critic: TrainState | None, shard: Shard, timer: PhaseTimer) -> dict[str, Tensor]:
-    """Numbers per response token of this worker, `[t]` float32 each, from whatever passes the step needs."""
-    config = state.config
-    fields = {"mask": shard.mask, "rollout_log_probs": shard.rollout_log_probs}
-    if needs_old_pass(config):
-        with timer.phase("log_probs"):
-            fields["old_log_probs"] = token_pass(state, shard)
-    elif config.algorithm.old_log_probs == "rollout" and config.train.loss != "sft":
-        fields["old_log_probs"] = shard.rollout_log_probs
-    if state.reference is not None:
-        with timer.phase("ref_log_probs"), state.reference.swapped_into(state.models):
-            fields["ref_log_probs"] = token_pass(state, shard)
-    if state.teacher is not None:
-        with timer.phase("teacher_log_probs"), state.teacher.swapped_into(state.models):
-            fields["teacher_log_probs"] = token_pass(state, shard)
-    if critic is not None:
-        with timer.phase("values"):
-            fields["values"] = token_pass(critic, shard)
-    return fields
 
 
 def _policy_inputs(
@@ -136,7 +128,6 @@ def _report(
         kept = advantages[mask > 0]
         metrics["advantages_mean"] = float(kept.mean()) if len(kept) else 0.0
         metrics["advantages_abs_mean"] = float(kept.abs().mean()) if len(kept) else 0.0
-    named = {name if "/" in name else f"train/{name}": float(value) for name, value in metrics.items()}
-    named |= {f"timing_s/train/{name}": seconds for name, seconds in timer.seconds.items()}
+    named = public_names(metrics) | {f"timing_s/train/{name}": seconds for name, seconds in timer.seconds.items()}
     named["perf/train_tokens_per_s"] = tokens / max(1e-9, sum(timer.seconds.values()))
     return named

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from slime_rl.trainer.forward import run
-from slime_rl.trainer.packing import MicroBatch, make_micro_batch, make_shared_micro_batch, split_rows
+from slime_rl.trainer.packing import MicroBatch, make_micro_batch, make_shared_micro_batch, split_rows, token_cap
 from slime_rl.trainer.shard import Shard
 from slime_rl.trainer.shared_prompts import num_tokens, prompt_families
 from slime_rl.trainer.state import TrainState
@@ -17,16 +17,16 @@ from slime_rl.trainer.state import TrainState
 
 def make_micro_batches(state: TrainState, shard: Shard, rows: list[int]) -> list[MicroBatch]:
     """Packed micro-batches of the given rows, as many on every data-parallel worker. Collective over dp."""
-    sequences, train, layout = shard.sequences, state.config.train, state.layout
+    sequences, train, layout, splits = shard.sequences, state.config.train, state.layout, state.sequence_parallel
     if not state.shares_prompts:
         lengths = sequences.lengths
         units, sizes = [[row] for row in rows], [lengths[row] for row in rows]
     else:
-        cap = train.max_tokens_per_worker if train.micro_batch_size is None else 1  # with 1 every row is a unit
+        cap = token_cap(train, layout, splits) if train.micro_batch_size is None else 1  # with 1 every row is a unit
         units = prompt_families(rows, sequences, cap)
         sizes = [num_tokens(unit, sequences) for unit in units]
-    parts = split_rows(units, sizes, train, layout, state.hidden_size, state.device)
-    needed = sequences, layout, state.sequence_parallel
+    parts = split_rows(units, sizes, train, layout, splits, state.hidden_size, state.device)
+    needed = sequences, layout, splits
     if state.shares_prompts:
         return [make_shared_micro_batch(i, part, *needed) for i, part in enumerate(parts)]
     return [make_micro_batch(i, part, *needed, state.device) for i, part in enumerate(parts)]

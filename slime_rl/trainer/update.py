@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
+from slime_rl.config import Config
 from slime_rl.data.batches import RolloutBatch
 from slime_rl.trainer import optimizer as optim
 from slime_rl.trainer.dump import UpdateRecord, dump_update, is_due
@@ -20,6 +21,7 @@ from slime_rl.trainer.token_pass import make_micro_batches
 class StepData:
     """This worker's share of a step."""
 
+    config: Config  # the run's, which a dump of the critic needs as well
     batch: RolloutBatch
     shard: Shard
     step: int
@@ -53,7 +55,7 @@ def _update(
         metrics = measure(state, results)
         problem = find_problem(results, metrics["grad_norm"], data.shard.sample_ids, state.layout.dp.rank, state.device)
         if problem is not None or is_due(state.config, data.step):
-            folder = dump_update(state, data.batch, objective, record, results, metrics, problem)
+            folder = dump_update(state, data.config, data.batch, objective, record, results, metrics, problem)
             if problem is not None:
                 raise NonFiniteError(
                     f"{record.where}: {problem}; nothing was updated. To see it again: "
@@ -75,6 +77,11 @@ def forward_backward(
 def measure(state: TrainState, results: list[MicroBatchResult]) -> dict[str, float]:
     """Metrics of an update before the optimizer runs, the same on every rank; `grad_norm` among them."""
     return reduce_metrics(results, state.layout, state.device) | {"grad_norm": optim.grad_norm(state.optimizer)}
+
+
+def public_names(metrics: dict[str, float]) -> dict[str, float]:
+    """Metrics as they are reported: under train/ unless they have a place of their own."""
+    return {name if "/" in name else f"train/{name}": float(value) for name, value in metrics.items()}
 
 
 def mean_of(values: list[float]) -> float:

@@ -12,7 +12,7 @@ from factories import make_config
 from ray.cluster_utils import Cluster
 
 from slime_rl.cluster import engines
-from slime_rl.cluster.placement import Placement
+from slime_rl.cluster.placement import Placement, Seats
 
 NODES, GPUS = 2, 4
 
@@ -44,8 +44,10 @@ def place(cluster: None, tmp_path: Path) -> Iterator[Any]:
 
     yield make
     for placement in made:
-        ray.util.remove_placement_group(placement.train)
-        if placement.places and placement.rollout is not placement.train:
+        ray.util.remove_placement_group(placement.train.group)
+        if placement.critic is not None:
+            ray.util.remove_placement_group(placement.critic.group)
+        if placement.places and placement.rollout is not placement.train.group:
             ray.util.remove_placement_group(placement.rollout)
 
 
@@ -54,11 +56,17 @@ def node_of(options: dict[str, Any]) -> str:
     return ray.get(ray.remote(lambda: ray.get_runtime_context().get_node_id()).options(**options).remote())
 
 
+def devices(seats: Seats, num_workers: int) -> list[tuple[str, int | None]]:
+    """(node, GPU) of the workers of a group; each has one to itself, where its actor runs."""
+    found = [(seats.slots[rank].node, seats.gpu(rank)) for rank in range(num_workers)]
+    assert [node_of(seats.options(rank)) for rank in range(num_workers)] == [node for node, _ in found]
+    assert len(set(found)) == num_workers
+    return found
+
+
 def check(placement: Placement, num_workers: int, num_engines: int) -> None:
     """Every process runs on the node of its GPUs, and no two of one side share a GPU."""
-    workers = [(placement.slots[rank].node, placement.train_gpu(rank)) for rank in range(num_workers)]
-    assert [node_of(placement.train_options(rank)) for rank in range(num_workers)] == [node for node, _ in workers]
-    assert len(set(workers)) == num_workers
+    workers = devices(placement.train, num_workers)
     engines = []
     for index in range(num_engines):
         assert node_of(placement.engine_options(index)) == placement.places[index].node
@@ -72,7 +80,7 @@ def test_workers_of_two_nodes_and_engines_beside_them(place: Any) -> None:
     flags = ("--num-nodes", "2", "--num-workers-per-node", "2", "--rollout-num-gpus", "4")
     placement = place(*flags, "--rollout-num-gpus-per-engine", "2")
     check(placement, num_workers=4, num_engines=2)
-    nodes = [slot.node for slot in placement.slots]
+    nodes = [slot.node for slot in placement.train.slots]
     assert nodes[0] == nodes[1] != nodes[2] == nodes[3]
 
 
@@ -81,7 +89,14 @@ def test_colocated_engines_have_the_gpus_of_the_workers(place: Any) -> None:
         "--colocate", "--train-num-workers", "8", "--rollout-num-engines", "4", "--rollout-num-gpus-per-engine", "2"
     )
     check(placement, num_workers=8, num_engines=4)
-    assert [placement.train_gpu(rank) for rank in range(8)] == [0, 1, 2, 3] * 2
+    assert [placement.train.gpu(rank) for rank in range(8)] == [0, 1, 2, 3] * 2
+
+
+def test_a_critic_apart_has_gpus_of_its_own_also_where_engines_take_turns_with_the_policy(place: Any) -> None:
+    flags = ("--colocate", "--train-num-workers", "4", "--rollout-num-engines", "2", "--advantage-estimator", "gae")
+    placement = place(*flags, "--critic-num-workers", "4")
+    check(placement, num_workers=4, num_engines=2)
+    assert not set(devices(placement.train, 4)) & set(devices(placement.critic, 4))
 
 
 class StandIn:
@@ -109,7 +124,7 @@ def test_an_engine_whose_node_is_lost_moves_with_its_gpus(
     after = handle.restart()
     assert before.split()[0] != after.split()[0] == spare.node_id
     assert after.split(" ", 1)[1] == "(0, 1, 2, 3, 4)"
-    ray.util.remove_placement_group(placement.train)
+    ray.util.remove_placement_group(placement.train.group)
     ray.util.remove_placement_group(placement.rollout)
     cluster.remove_node(spare)
 

@@ -1,10 +1,14 @@
-"""PPO with a critic through the whole loop: warm-up, values, checkpoint and resume."""
+"""PPO through the whole loop: warm-up of the critic, checkpoint, resume with a critic apart, loss of its worker."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
-from e2e_runs import base_flags, run_train, train_metrics
+import psutil
+from e2e_runs import base_flags, run_train, start_train, train_metrics
+
+STEPS = 6
 
 
 def test_ppo_trains_its_critic_and_resumes_with_it(quickstart_data: Path, tmp_path: Path) -> None:
@@ -14,11 +18,36 @@ def test_ppo_trains_its_critic_and_resumes_with_it(quickstart_data: Path, tmp_pa
     flags += ["--rollout-batch-size", "8", "--reward-function-path", "run_plugins:every_second"]
     first = run_train([*flags, "--num-steps", "2"])
     assert first.returncode == 0, first.stdout + first.stderr
-    second = run_train([*flags, "--num-steps", "3", "--load", str(run_dir / "checkpoints")])
-    assert second.returncode == 0, second.stdout + second.stderr
+    flags += ["--num-steps", str(STEPS), "--load", str(run_dir / "checkpoints"), "--critic-num-workers", "1"]
+    code = finish_without_critic_worker(flags, run_dir, tmp_path / "log")
+    assert code == 0, (tmp_path / "log").read_text()
     steps = train_metrics(run_dir, having="train/value_loss")
-    assert [line["step"] for line in steps] == [0, 1, 2]
+    assert [line["step"] for line in steps] == list(range(STEPS))
     assert "train/loss" not in steps[0] and "train/loss" in steps[1] and "train/kl_reward" in steps[2]
     assert all(line["critic/grad_norm"] > 0 for line in steps)
     # A critic that has not learnt anything yet, or had started anew, has values of exactly 0.
     assert steps[0]["train/value_mean"] == 0 != steps[2]["train/value_mean"]
+    assert "critic worker 0 has died" in (run_dir / "logs" / "faults.log").read_text()
+    assert steps[-1]["faults/train_restarts"] == 1
+
+
+def finish_without_critic_worker(flags: list[str], run_dir: Path, log: Path) -> int:
+    """Run, kill the critic's worker once it has trained, and give the exit code."""
+    driver = start_train(flags, log)
+    try:
+        deadline = time.monotonic() + 200
+        while time.monotonic() < deadline and len(train_metrics(run_dir, having="train/value_loss")) < 3:
+            assert driver.poll() is None, log.read_text()
+            time.sleep(0.1)
+        (critic,) = [p for p in psutil.Process(driver.pid).children(recursive=True) if is_critic(p)]
+        critic.kill()
+        return driver.wait(timeout=200)
+    finally:
+        driver.kill()
+
+
+def is_critic(process: psutil.Process) -> bool:
+    try:
+        return any(word.startswith("ray::CriticActor") for word in process.cmdline())
+    except psutil.Error:
+        return False  # ended while we looked

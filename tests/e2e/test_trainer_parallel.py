@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from benchmarks.trainer_cases import (
     Job,
@@ -38,7 +39,8 @@ SPLITS = {
     "dp2_overlapped": ["--megatron-overlap-grad-reduce", "--megatron-overlap-param-gather"],
 }
 
-PPO = ["--advantage-estimator", "gae", "--critic-lr", "1e-3"]
+PPO = ["--advantage-estimator", "gae", "--critic-lr", "1e-3", "--kl-coef", "0.05"]
+PPO += ["--kl-target", "0.01", "--kl-horizon", "100"]  # so that the coefficient is another one in every step
 PPO_SPLITS = ["dp2", "tp2_sequence_parallel", "pp2", "cp2"]
 
 
@@ -47,6 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("trainer")
     make_checkpoint(path / "model")
     make_checkpoint(path / "reference", seed=1)
+    make_checkpoint(path / "tied", tie_word_embeddings=True)
     return path
 
 
@@ -54,6 +57,12 @@ def make_job(folder: Path, *flags: str, workers: int = 1, steps: slice = slice(0
     batches = [make_batch(step, updates=2) for step in range(STEPS)]
     reference = ["--ref-load", str(folder / "reference")]
     return Job(make_config(folder / "model", *TERMS, *reference, *flags, workers=workers), batches[steps], **paths)
+
+
+def frozen_job(folder: Path, *flags: str, workers: int = 1) -> Job:
+    """Training of a model whose output layer is its embedding, which stays as it is."""
+    flags = (*flags, "--freeze-params", "embedding", r"layers\.1\.", "--lr", "1e-2", "--adam-eps", "1e-5")
+    return Job(make_config(folder / "tied", *flags, workers=workers), [make_batch(0), make_batch(1)])
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +74,7 @@ def single(folder: Path) -> dict[str, Outcome]:
         "first_four": make_job(folder, steps=slice(0, 4), save=saved),
         "resumed": make_job(folder, steps=slice(4, 5), load=saved),
         "ppo": make_job(folder, *PPO, steps=slice(0, 2)),
+        "frozen": frozen_job(folder),
     }
     return dict(zip(jobs, run_jobs(list(jobs.values()), 1), strict=True))
 
@@ -75,6 +85,10 @@ def double(folder: Path, single: dict[str, Outcome]) -> dict[str, Outcome]:
     jobs = {name: make_job(folder, *flags, workers=2) for name, flags in SPLITS.items()}
     for name in PPO_SPLITS:
         jobs[f"ppo_{name}"] = make_job(folder, *PPO, *SPLITS[name], workers=2, steps=slice(0, 2))
+    for name in ("dp2", "pp2"):
+        jobs[f"frozen_{name}"] = frozen_job(folder, *SPLITS[name], workers=2)
+    # One worker each for policy and critic; with --kl-coef their numbers go both ways.
+    jobs["ppo_critic_apart"] = make_job(folder, *PPO, "--critic-num-workers", "1", steps=slice(0, 2))
     for name in ("dp2", "tp2", "pp2"):
         jobs[f"resumed_{name}"] = make_job(folder, *SPLITS[name], workers=2, steps=slice(4, 5), load=saved)
     return dict(zip(jobs, run_jobs(list(jobs.values()), 2), strict=True))
@@ -96,12 +110,22 @@ def test_two_workers_train_as_one_does(split: str, single: dict[str, Outcome], d
     assert relative_difference(double[split], single["whole"]) < LIMIT
 
 
-@pytest.mark.parametrize("split", PPO_SPLITS)
+@pytest.mark.parametrize("split", [*PPO_SPLITS, "critic_apart"])
 def test_two_workers_train_the_critic_as_one_does(
     split: str, single: dict[str, Outcome], double: dict[str, Outcome]
 ) -> None:
-    assert single["ppo"].metrics[1]["critic/grad_norm"] > 0
+    assert single["ppo"].metrics[1]["critic/grad_norm"] > 0 != single["ppo"].metrics[1]["train/kl_reward"]
     assert relative_difference(double[f"ppo_{split}"], single["ppo"]) < LIMIT
+
+
+@pytest.mark.parametrize("split", ["dp2", "pp2"])
+def test_frozen_parameters_stay_on_every_worker(
+    split: str, folder: Path, single: dict[str, Outcome], double: dict[str, Outcome]
+) -> None:
+    assert relative_difference(double[f"frozen_{split}"], single["frozen"]) < LIMIT
+    weights = double[f"frozen_{split}"].weights
+    for name, tensor in load_file(folder / "tied" / "model.safetensors").items():
+        assert torch.equal(weights[name], tensor) == ("embed" in name or "layers.1." in name), name
 
 
 def test_resumed_run_continues_exactly(single: dict[str, Outcome]) -> None:

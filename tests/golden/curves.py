@@ -18,8 +18,7 @@ FOLDER = Path(__file__).resolve().parent
 if __name__ == "__main__":
     sys.path.insert(0, str(FOLDER.parent.parent))
 
-from benchmarks.trainer_cases import free_ports, make_batch, make_checkpoint, make_config  # noqa: E402
-from slime_rl.trainer.worker import TrainWorker  # noqa: E402
+from benchmarks.trainer_cases import make_batch, make_checkpoint, make_config, open_worker  # noqa: E402
 
 STEPS = 20
 TOLERANCE = {"rel": 1e-4, "abs": 1e-5}  # of every number
@@ -46,8 +45,7 @@ def run_curve(name: str, steps: int = STEPS) -> list[dict[str, float]]:
     with tempfile.TemporaryDirectory() as folder:
         make_checkpoint(Path(folder), num_hidden_layers=2)
         config = make_config(Path(folder), *COMMON, *CURVES[name], groups=groups, samples=samples)
-        worker = TrainWorker(config, 0, 1, "127.0.0.1", free_ports(1)[0])
-        try:
+        with open_worker(config) as worker:
             lines = []
             for step in range(steps):
                 # Three batches in turn, so that supervised training has something to learn by heart.
@@ -55,8 +53,6 @@ def run_curve(name: str, steps: int = STEPS) -> list[dict[str, float]]:
                 metrics = worker.train(step, batch)
                 lines.append({key: metrics[key] for key in WATCHED if key in metrics})
             return lines
-        finally:
-            worker.shutdown()
 
 
 def read_curve(name: str) -> list[dict[str, float]]:

@@ -51,7 +51,7 @@ def calls_of(tmp_path: Path, *flags: str, start: int = 0, ends: tuple[bool, ...]
     sizes = () if "--num-steps" in flags else ("--num-steps", "3")
     config = make_config(tmp_path, *sizes, "--eval-prompt-data", "held", str(held), *flags)
     calls: list[str] = []
-    taken = {"shards": [], "metrics": {}, "samples": [], "texts": []}
+    taken = {"batch": None, "metrics": {}, "samples": [], "texts": []}
     rollout = RolloutRecorder("", calls, {"take": taken, "evaluate": ({"eval/held/accuracy": 0.5}, [])})
     rollout.ends = list(ends)
     cluster = Recorder("", calls, {"restore": start, "sync_weights": {}})
@@ -59,6 +59,7 @@ def calls_of(tmp_path: Path, *flags: str, start: int = 0, ends: tuple[bool, ...]
     cluster.fault_metrics = dict
     cluster.rollout = rollout
     cluster.actor = Recorder("", calls, {"train": {}})
+    cluster.critic = Recorder("critic.", calls, {}) if config.critic_is_apart else None
     cluster.saver = Recorder("", [], {})
     quiet = Recorder("", [], {})
     run = Run(config, cluster, quiet, quiet, PhaseTimer(), SimpleNamespace(peak_gib=1.0))  # type: ignore[arg-type]
@@ -79,6 +80,12 @@ def test_a_step_is_taken_trained_committed_and_its_weights_sent(tmp_path: Path, 
         expected += [f"submit_through({step + ahead})", f"take({step})", f"train({step})", f"commit({step})"]
         expected += [f"sync_weights({step + 1})", f"weights_are({step + 1})"]
     assert calls_of(tmp_path, *flags) == [*expected, "evaluate()", "waited"]
+
+
+def test_a_critic_apart_begins_its_step_first(tmp_path: Path) -> None:
+    calls = calls_of(tmp_path, "--advantage-estimator", "gae", "--critic-num-workers", "1")
+    first = calls.index("critic.train(0)")
+    assert calls[first - 1 : first + 3] == ["take(0)", "critic.train(0)", "train(0)", "commit(0)"]
 
 
 def test_a_checkpoint_is_taken_at_the_trained_frontier(tmp_path: Path) -> None:

@@ -13,12 +13,10 @@ from slime_rl.trainer.families.family import (
     Family,
     Rules,
     decoder,
-    dense_first,
+    deepseek_experts,
     expert_rules,
-    experts,
     gated_mlp,
     outer_rules,
-    sigmoid_router,
 )
 from slime_rl.trainer.families.fields import Fields
 from slime_rl.trainer.families.rules import Columns, Rows, Whole
@@ -29,7 +27,7 @@ def _deepseek_v3(f: Fields) -> dict[str, Any]:
     f.must_be("attention_bias", False, default=False)
     f.must_be("rope_interleave", True, default=True)
     f.must_be("moe_layer_freq", 1, default=1)
-    f.ignore("num_nextn_predict_layers", "num_mtp_layers", "head_dim", "qk_head_dim", "num_key_value_heads")
+    f.ignore("head_dim", "qk_head_dim", "num_key_value_heads")
     attention = {
         "multi_latent_attention": True,
         "num_query_groups": f("num_attention_heads"),
@@ -40,14 +38,7 @@ def _deepseek_v3(f: Fields) -> dict[str, Any]:
         "qk_pos_emb_head_dim": f("qk_rope_head_dim"),
         "v_head_dim": f("v_head_dim"),
     }
-    shared = f("moe_intermediate_size") * (f("n_shared_experts") or 0)
-    moe = experts(
-        f,
-        count="n_routed_experts",
-        pattern=dense_first(f),
-        moe_shared_expert_intermediate_size=shared or None,
-    )
-    return decoder(f, **attention) | moe | sigmoid_router(f) | _rope(f)
+    return decoder(f, **attention) | deepseek_experts(f) | _rope(f)
 
 
 def _rope(f: Fields) -> dict[str, Any]:

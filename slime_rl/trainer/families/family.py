@@ -135,10 +135,13 @@ def sigmoid_router(f: Fields) -> dict[str, Any]:
     return arguments
 
 
-def dense_first(f: Fields) -> list[int]:
-    """Expert pattern of a model whose first layers are dense."""
-    layers, dense = f("num_hidden_layers"), f("first_k_dense_replace")
-    return [int(i >= dense) for i in range(layers)]
+def deepseek_experts(f: Fields) -> dict[str, Any]:
+    """DeepSeek-V3's mixture: dense first layers, then experts beside shared ones, behind its router."""
+    f.ignore("num_nextn_predict_layers", "num_mtp_layers")  # carried along, see deepseek.py
+    dense, shared = f("first_k_dense_replace"), f("moe_intermediate_size") * (f("n_shared_experts") or 0)
+    pattern = [int(i >= dense) for i in range(f("num_hidden_layers"))]
+    moe = experts(f, count="n_routed_experts", pattern=pattern, moe_shared_expert_intermediate_size=shared or None)
+    return moe | sigmoid_router(f)
 
 
 def gated_mlp(

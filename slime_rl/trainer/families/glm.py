@@ -9,10 +9,8 @@ from slime_rl.trainer.families.family import (
     Family,
     Rules,
     decoder,
-    dense_first,
+    deepseek_experts,
     expert_rules,
-    experts,
-    sigmoid_router,
     standard_rules,
 )
 from slime_rl.trainer.families.fields import Fields
@@ -33,22 +31,13 @@ def _glm4_rules(f: Fields) -> Rules:
 
 
 def _glm4_moe(f: Fields) -> dict[str, Any]:
-    f.ignore("num_nextn_predict_layers", "num_mtp_layers")  # carried along, see deepseek.py
     attention = decoder(f, add_qkv_bias=bool(f("attention_bias")), qk_layernorm=bool(f("use_qk_norm")))
-    shared = f("moe_intermediate_size") * f("n_shared_experts")
-    moe = experts(
-        f, count="n_routed_experts", pattern=dense_first(f), moe_shared_expert_intermediate_size=shared or None
-    )
-    return attention | moe | sigmoid_router(f)
+    return attention | deepseek_experts(f)
 
 
 def _glm4_moe_rules(f: Fields) -> Rules:
     return standard_rules(f) | expert_rules()
 
 
-def _glm4_spec(f: Fields, spec: Any) -> None:
-    norm_outputs(spec)
-
-
-GLM4 = Family("glm4", _glm4, _glm4_rules, adjust_spec=_glm4_spec)
+GLM4 = Family("glm4", _glm4, _glm4_rules, adjust_spec=norm_outputs)
 GLM4_MOE = Family("glm4_moe", _glm4_moe, _glm4_moe_rules)

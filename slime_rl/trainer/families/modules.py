@@ -1,4 +1,4 @@
-"""Modules that Megatron does not have and some families need."""
+"""Modules that Megatron does not have and some families need, and what puts them into a spec (`adjust_spec`)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from torch import Tensor
 from torch.distributed.nn.functional import all_reduce
 
 from slime_rl.trainer.cpu.norm import RMSNorm
+from slime_rl.trainer.families.fields import Fields
 
 
 def layer_specs(spec: Any) -> list[Any]:
     return list(spec.layer_specs)
 
 
-def norm_over_heads(spec: Any) -> None:
+def norm_over_heads(f: Fields, spec: Any) -> None:
     """Norm queries and keys over all heads together instead of head by head."""
     for layer in layer_specs(spec):
         attention = layer.submodules.self_attention.submodules
@@ -30,7 +31,7 @@ def norm_over_heads(spec: Any) -> None:
             setattr(attention, name, ModuleSpec(module=NormOverHeads, params={"heads": heads}))
 
 
-def norm_outputs(spec: Any) -> None:
+def norm_outputs(f: Fields, spec: Any) -> None:
     """Put an RMSNorm (`output_norm`) between each part of a dense layer and its residual."""
     for layer in layer_specs(spec):
         layer.submodules.self_attention.module = AttentionWithOutputNorm
@@ -47,8 +48,8 @@ class OutputNorm(RMSNorm):
         return make_sharded_tensors_for_checkpoint({"weight": self.weight}, prefix, {}, sharded_offsets)
 
 
-class AttentionWithOutputNorm(SelfAttention):
-    """Self-attention whose output is normed before the residual is added."""
+class WithOutputNorm(torch.nn.Module):
+    """Mixed into a part of a layer: its output is normed before the residual is added."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
@@ -59,16 +60,10 @@ class AttentionWithOutputNorm(SelfAttention):
         return self.output_norm(output), bias
 
 
-class MLPWithOutputNorm(MLP):
-    """MLP whose output is normed before the residual is added."""
+class AttentionWithOutputNorm(WithOutputNorm, SelfAttention): ...
 
-    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(config, *args, **kwargs)
-        self.output_norm = OutputNorm(config, config.hidden_size, config.layernorm_epsilon)
 
-    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        output, bias = super().forward(*args, **kwargs)
-        return self.output_norm(output), bias
+class MLPWithOutputNorm(WithOutputNorm, MLP): ...
 
 
 class PlainLayerNorm(torch.nn.Module):

@@ -44,14 +44,10 @@ def _olmo2(f: Fields) -> dict[str, Any]:
 
 
 def _olmo2_spec(f: Fields, spec: Any) -> None:
-    norm_over_heads(spec)
+    norm_over_heads(f, spec)
     for layer in layer_specs(spec):
         layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = IdentityOp
-    norm_outputs(spec)
-
-
-def _olmoe_spec(f: Fields, spec: Any) -> None:
-    norm_over_heads(spec)
+    norm_outputs(f, spec)
 
 
 def _normed_heads_rules(f: Fields) -> Rules:
@@ -82,4 +78,4 @@ def _olmoe_rules(f: Fields) -> Rules:
 
 OLMO = Family("olmo", _olmo, standard_rules, adjust_spec=_olmo_spec)
 OLMO2 = Family("olmo2", _olmo2, _olmo2_rules, adjust_spec=_olmo2_spec)
-OLMOE = Family("olmoe", _olmoe, _olmoe_rules, adjust_spec=_olmoe_spec)
+OLMOE = Family("olmoe", _olmoe, _olmoe_rules, adjust_spec=norm_over_heads)

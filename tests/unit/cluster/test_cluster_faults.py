@@ -193,6 +193,14 @@ def test_a_lost_trainer_takes_the_run_back_to_its_newest_checkpoint(tmp_path: Pa
     assert "train worker 0 has died; restarting" in (tmp_path / "run" / "logs" / "faults.log").read_text()
 
 
+def test_the_loss_of_either_train_group_takes_both_back(tmp_path: Path) -> None:
+    cluster, log = make(tmp_path)
+    cluster.critic = Noting(log)
+    cluster._loaded = (Path("/old/step_00000004"), 4)
+    assert cluster.restart_trainers(TrainWorkerLost("critic worker 0 has died")) == 4
+    assert [entry[0] for entry in log] == ["halt", "give_up", "restart", "restart", "load", "load", "restore"]
+
+
 def test_before_the_first_checkpoint_it_starts_over(tmp_path: Path) -> None:
     cluster, log = make(tmp_path)
     assert cluster.restart_trainers(TrainWorkerLost("train worker 0 has died")) == 0

@@ -73,3 +73,6 @@ def test_shared_bundles_hold_a_whole_engine() -> None:
     assert (plan_colocated(16, None, 1).count, plan_colocated(16, None, 1).processes) == (16, 1)
     assert (plan_colocated(16, None, 4).count, plan_colocated(16, None, 4).processes) == (4, 4)
     assert (plan_colocated(16, 8, 4).count, plan_colocated(16, 8, 4).processes) == (2, 8)
+    assert (plan_colocated(6, 6, 4).count, plan_colocated(6, 6, 4).processes) == (1, 6)
+    with pytest.raises(ValueError, match=r"--train-num-workers must be a multiple of .* \(4\) .*got 6"):
+        plan_colocated(6, None, 4)

@@ -67,7 +67,7 @@ def test_a_step_reports_its_drops_and_dumps_what_it_trains_on(tmp_path: Path, mo
     assert second["metrics"]["rollout/groups_dropped/every_fifth"] == 1
     assert second["metrics"]["buffer/dropped/every_fifth"] == 1
     assert second["metrics"]["rollout/samples_left_out/late"] == 2
-    assert second["shards"][0].meta_info["num_samples"] == 2
+    assert second["batch"].policy[0].meta_info["num_samples"] == 2
     dumps = RolloutDumps(tmp_path / "dumps")
     assert [[group.group_index for group in dumps.read(step)] for step in dumps.steps()] == [[0, 1], [2, 3]]
     assert len(dumps.read(1)[0].samples) == 1 and dumps.read(1)[0].left_out == {"late": 1}

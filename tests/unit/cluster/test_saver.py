@@ -12,16 +12,17 @@ from slime_rl.config import Config, parse_config
 
 
 class Trainers:
-    """Stands for the train group: `written` says when its threads are done."""
+    """Stands for a train group: `written` says when its threads are done."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "weights") -> None:
+        self.name = name
         self.calls: list[str] = []
         self.written = False
         self.error: Exception | None = None
 
     def save(self, path: str, step: int) -> None:
         self.calls.append("save")
-        Path(path, "weights").write_text(str(step))
+        Path(path, self.name).write_text(str(step))
 
     def begin_save(self, path: str, step: int) -> None:
         self.calls.append("begin")
@@ -34,7 +35,7 @@ class Trainers:
         self.calls.append("finish")
         if self.error is not None:
             raise self.error
-        (self.path / "weights").write_text(str(self.step))
+        (self.path / self.name).write_text(str(self.step))
 
     def save_hf(self, path: str) -> None:
         self.calls.append(f"hf {Path(path).name}")
@@ -77,6 +78,22 @@ def test_background_save_is_whole_only_after_poll_and_wait(tmp_path: Path) -> No
     assert (trainers.calls, steps(config)) == (["begin", "finish"], [3])
     verify(CheckpointStore(config.checkpoint_dir, keep=1).latest()[0])
     assert all(thread.name != "finish-save" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("flags", [(), ("--async-save",)])
+def test_a_checkpoint_holds_what_both_train_groups_write(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    config, policy, critic = make_config(tmp_path, *flags), Trainers(), Trainers("critic")
+    saver = Saver(config, policy, Buffer(), critic)
+    saver.save(3)
+    policy.written = True
+    saver.poll()
+    assert steps(config) == ([] if flags else [3]), "the critic is still writing"
+    critic.written = True
+    saver.poll()
+    saver.wait()
+    folder = CheckpointStore(config.checkpoint_dir, keep=1).latest()[0]
+    assert sorted(file.name for file in (folder / "model").iterdir()) == ["critic", "weights"]
+    assert policy.calls == critic.calls
 
 
 def test_next_save_waits_for_the_one_before(tmp_path: Path) -> None:

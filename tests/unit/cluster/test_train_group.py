@@ -1,86 +1,73 @@
-"""Whose failure counts when several train workers fail at once, and when one stands still. Ray is scripted."""
+"""What goes from the workers of one train group to those of another. Ray is scripted: a reference is what it says."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from factories import make_config
-from ray.exceptions import ActorDiedError, RayTaskError
 
 from slime_rl.cluster import train_group as module
-from slime_rl.cluster.errors import TrainWorkerLost, explain
-from slime_rl.cluster.train_group import TrainGroup
+from slime_rl.cluster.train_group import CriticGroup, StepBatch, TrainGroup
 
 
-class ScriptedRay:
-    """Calls are names; `outcomes` says how each ends, those without an outcome never do."""
+class Actor:
+    """Notes its calls in `log`; a reference is "worker.method"."""
 
-    def __init__(self, **outcomes: Any) -> None:
-        self.outcomes = outcomes
+    def __init__(self, name: str, log: list[tuple[Any, ...]]) -> None:
+        self.name, self.log = name, log
 
-    def wait(self, calls: list[str], num_returns: int = 1, timeout: float | None = None) -> tuple[list[str], list[str]]:
-        done = [call for call in calls if call in self.outcomes][:num_returns]
-        return done, [call for call in calls if call not in done]
+    def __getattr__(self, method: str) -> Any:
+        def remote(*args: Any) -> str:
+            what = args[0] if method == "compute" else method
+            self.log.append((f"{self.name}.{what}", *args))
+            return f"{self.name}.{what}"
 
-    def get(self, calls: Any) -> Any:
-        if isinstance(calls, list):
-            return [self.get(call) for call in calls]
-        if isinstance(self.outcomes[calls], Exception):
-            raise self.outcomes[calls]
-        return self.outcomes[calls]
+        return SimpleNamespace(remote=remote)
 
 
-class ScriptedPulse:
-    def __init__(self, beating: bool) -> None:
-        self.beating = beating
-
-    def beats(self, timeout_s: float) -> bool:
-        return self.beating
-
-
-def failed(cause: Exception) -> Exception:
-    return RayTaskError("train", "traceback of the worker", cause).as_instanceof_cause()
-
-
-def collect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray: ScriptedRay, *beating: bool) -> list[Any]:
-    monkeypatch.setattr(module, "ray", ray)
-    group = TrainGroup.__new__(TrainGroup)
-    group.config = make_config(tmp_path, "--train-health-timeout-s", "0.2")
-    group.pulses = [ScriptedPulse(one) for one in beating]  # type: ignore[misc]
-    return group._collect(["first", "second"])
+def make_groups(tmp_path: Path, log: list[Any], *flags: str) -> tuple[TrainGroup, CriticGroup]:
+    """Policy workers of data-parallel ranks 0, 0, 1, 1 (two hold one model), critic workers of 0, 1."""
+    config = make_config(tmp_path, "--advantage-estimator", "gae", "--critic-num-workers", "2", *flags)
+    policy, critic = TrainGroup.__new__(TrainGroup), CriticGroup.__new__(CriticGroup)
+    for group, name, ranks in ((policy, "p", [0, 0, 1, 1]), (critic, "c", [0, 1])):
+        group.config, group.pulses, group.data_parallel_ranks = config, [], ranks
+        group.actors = [Actor(f"{name}{i}", log) for i in range(len(ranks))]
+    critic.policy = policy
+    return policy, critic
 
 
-def test_results_come_by_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert collect(tmp_path, monkeypatch, ScriptedRay(second=2, first=1), True, True) == [1, 2]
+BATCH = StepBatch(policy=["pb0", "pb1"], critic=["cb0", "cb1"])
 
 
-def test_a_lost_worker_counts_more_than_the_broken_collectives_of_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("flags", "critic_waits"), [((), False), (("--kl-coef", "0.1"), True)])
+def test_values_go_to_the_policy_and_log_probs_to_the_critic_only_where_rewards_hold_kl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], critic_waits: bool
 ) -> None:
-    broken = failed(RuntimeError("Connection closed by peer"))
-    with pytest.raises(TrainWorkerLost, match="train worker 1 has died") as caught:
-        collect(tmp_path, monkeypatch, ScriptedRay(first=broken, second=ActorDiedError()), True, True)
-    message, is_users = explain(caught.value)
-    assert "The actor died unexpectedly" not in message and "\x1b" not in message
-    assert f"see {tmp_path}/run/logs" in message and not is_users
+    log: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(module, "collect", lambda calls, config: [{call.who: 1.0} for call in calls])
+    policy, critic = make_groups(tmp_path, log, *flags)
+    step = critic.train(7, BATCH)
+    values, log_probs = (
+        ["c0.compute_values", "c1.compute_values"],
+        ["p1.compute_token_fields", "p3.compute_token_fields"],
+    )
+    assert step.given == values + log_probs
+    assert [call[1:] for call in log if call[0] == "c1.train"] == [
+        (7, "cb1", values + log_probs if critic_waits else values)
+    ]
+    assert not any(call[0].endswith("p0.train") for call in log), "the policy trains when it is told to"
+    metrics = policy.train(7, BATCH, step)
+    shards = {call[0]: call[1:] for call in log if call[0].startswith("p") and call[0].endswith(".train")}
+    assert shards == {f"p{i}.train": (7, f"pb{i // 2}", values + log_probs) for i in range(4)}
+    assert metrics == {"critic worker 0": 1.0, "train worker 3": 1.0}
 
 
-def test_a_workers_own_words_are_raised_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError) as caught:
-        collect(tmp_path, monkeypatch, ScriptedRay(first=failed(ValueError("--lr must be >= 0"))), True, True)
-    assert explain(caught.value) == ("--lr must be >= 0", True)
-
-
-def test_another_failure_without_a_loss_is_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RuntimeError) as caught:
-        collect(tmp_path, monkeypatch, ScriptedRay(first=failed(RuntimeError("no kernel")), second=2), True, True)
-    assert explain(caught.value) == ("RuntimeError: no kernel", False)
-
-
-def test_a_worker_that_stands_still_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(
-        TrainWorkerLost, match=r"train worker 1 has stood still for 0\.2 s \(--train-health-timeout-s\)"
-    ):
-        collect(tmp_path, monkeypatch, ScriptedRay(first=1), True, False)
+def test_a_policy_alone_is_given_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(module, "collect", lambda calls, config: [{"who": call.who} for call in calls])
+    policy, _ = make_groups(tmp_path, log)
+    assert policy.train(0, BATCH) == {"who": "train worker 0"}
+    assert [call[1:] for call in log] == [(0, "pb0", []), (0, "pb0", []), (0, "pb1", []), (0, "pb1", [])]

@@ -56,6 +56,8 @@ RULES = [
     ("--n-samples-per-prompt", "1", "must be > 1 with --advantage-estimator grpo", "1"),
     ("--critic-lr", "1e-3", "needs --advantage-estimator gae", "0.001"),
     ("--critic-warmup-steps", "-1", "must be >= 0", "-1"),
+    ("--critic-num-workers", "1", "needs --advantage-estimator gae", "1"),
+    ("--critic-num-workers", "-1", "must be >= 0", "-1"),
     ("--critic-load", "no/such/folder", "must be a folder that exists", "no/such/folder"),
     ("--dump-train-steps", "-1", "must be >= 0", "-1"),
     ("--freeze-params", "[", "must be regular expressions", "["),
@@ -89,6 +91,21 @@ def test_supervised_training_takes_one_sample_per_row_and_a_label(tmp_path: Path
         make_config(tmp_path, "--loss", "sft", "--n-samples-per-prompt", "1", "--label-key", "none")
 
 
+def test_supervised_training_has_no_rewards_to_take_a_kl_off(tmp_path: Path) -> None:
+    sft = ["--loss", "sft", "--n-samples-per-prompt", "1"]
+    with pytest.raises(ValueError, match=r"--kl-coef needs rewards: --loss policy, got 0\.1"):
+        make_config(tmp_path, *sft, "--kl-coef", "0.1")
+    with pytest.raises(ValueError, match="--critic-lr needs --advantage-estimator gae and --loss policy"):
+        make_config(tmp_path, *sft, "--advantage-estimator", "gae", "--critic-lr", "1e-3")
+
+
+def test_kl_coefficient_cannot_be_moved_below_zero_in_one_step(tmp_path: Path) -> None:
+    flags = ["--kl-coef", "0.1", "--kl-target", "0.01", "--rollout-batch-size", "100", "--n-samples-per-prompt", "5"]
+    make_config(tmp_path, *flags, "--kl-horizon", "101")
+    with pytest.raises(ValueError, match=r"--kl-horizon must be > a fifth of a step's samples \(100\), got 100"):
+        make_config(tmp_path, *flags, "--kl-horizon", "100")
+
+
 def test_spread_filter_needs_a_group(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"--dynamic-filter-path nonzero_std needs --n-samples-per-prompt > 1.*got 1"):
         flags = ["--n-samples-per-prompt", "1", "--dynamic-filter-path", "nonzero_std"]
@@ -96,8 +113,36 @@ def test_spread_filter_needs_a_group(tmp_path: Path) -> None:
 
 
 def test_warmup_must_end_before_the_schedule_does(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"--lr-warmup-updates must be < --lr-decay-updates \(10\), got 10"):
+    message = r"--lr-warmup-updates must be < the 10 updates of the schedule, got 10"
+    with pytest.raises(ValueError, match=message):
         make_config(tmp_path, "--lr-warmup-updates", "10", "--lr-decay-updates", "10")
+    run = ["--lr-decay-style", "cosine", "--num-steps", "5", "--num-epochs-per-rollout", "2"]
+    make_config(tmp_path, *run, "--lr-warmup-updates", "9")
+    with pytest.raises(ValueError, match=message):
+        make_config(tmp_path, *run, "--lr-warmup-updates", "10")
+    ppo = ["--advantage-estimator", "gae", "--critic-warmup-steps", "2"]
+    make_config(tmp_path, *run, *ppo, "--critic-lr-warmup-updates", "9", "--lr-warmup-updates", "5")
+    with pytest.raises(ValueError, match=r"--critic-lr-warmup-updates must be < the 10 updates"):
+        make_config(tmp_path, *run, *ppo, "--critic-lr-warmup-updates", "10")
+    with pytest.raises(ValueError, match=r"--lr-warmup-updates must be < the 6 updates"):  # the policy waits two steps
+        make_config(tmp_path, *run, *ppo, "--lr-warmup-updates", "6")
+
+
+def test_workers_of_a_critic_apart_are_checked_as_the_policys(tmp_path: Path) -> None:
+    ppo = ["--advantage-estimator", "gae", "--critic-num-workers", "4"]
+    config = make_config(
+        tmp_path, *ppo, "--critic-context-parallel-size", "2", "--tp-size", "2", "--train-num-workers", "2"
+    )
+    assert (config.data_parallel_size, config.critic_data_parallel_size, config.num_train_processes) == (1, 1, 6)
+    assert config.critic_parallel.sequence_parallel and not config.parallel.sequence_parallel
+    with pytest.raises(ValueError, match=r"--critic-num-workers must be a multiple of .* = 3, got 4"):
+        make_config(tmp_path, *ppo, "--critic-pipeline-model-parallel-size", "3")
+    with pytest.raises(
+        ValueError, match=r"--critic-num-workers makes 4 data-parallel workers, more than the 2 samples"
+    ):
+        make_config(tmp_path, *ppo, "--rollout-batch-size", "2", "--n-samples-per-prompt", "1")
+    with pytest.raises(ValueError, match=r"--critic-tensor-model-parallel-size needs --critic-num-workers.*got 2"):
+        make_config(tmp_path, "--advantage-estimator", "gae", "--critic-tensor-model-parallel-size", "2")
 
 
 def test_evaluation_sets_have_names_of_their_own(tmp_path: Path) -> None:

@@ -6,7 +6,13 @@ import random
 import pytest
 import torch
 
-from slime_rl.data.batches import RolloutBatch, rollout_batch_from_groups, split_for_data_parallel
+from slime_rl.data.batches import (
+    RolloutBatch,
+    TokenFields,
+    fields_of_batch,
+    rollout_batch_from_groups,
+    split_for_data_parallel,
+)
 from slime_rl.data.proto import DataProto
 from slime_rl.data.ragged import Ragged
 from slime_rl.types import Group, Sample
@@ -130,3 +136,35 @@ def test_fewer_samples_than_ranks_are_refused() -> None:
     batch = rollout_batch_from_groups(make_groups(2), 0, 0, 2)
     with pytest.raises(ValueError, match="update 0 has 2 samples for 3 data-parallel ranks"):
         split_for_data_parallel(batch, 3)
+
+
+def test_token_fields_find_their_samples_however_either_side_is_split() -> None:
+    batch = rollout_batch_from_groups(make_groups(6), step=0, weight_version=0)
+    values = torch.arange(len(batch.ragged("loss_mask").values), dtype=torch.float32)
+    whole = TokenFields.of(batch, {"values": values, "old": -values}, {})
+    for senders in (1, 2, 3):
+        parts = []
+        for shard in split_for_data_parallel(batch, senders):
+            own = fields_of_batch([whole], shard)
+            parts += [TokenFields.of(shard, {name: own[name]}, {}) for name in own]
+        for receivers in (1, 2, 4):
+            for shard in split_for_data_parallel(batch, receivers):
+                mixed = shard.select_rows(torch.randperm(len(shard)))
+                found = fields_of_batch(pickle.loads(pickle.dumps(parts)), mixed)
+                wanted = Ragged(values, batch.ragged("loss_mask").offsets)[mixed.dense("sample_ids")].values
+                assert torch.equal(found["values"], wanted) and torch.equal(found["old"], -wanted)
+
+
+def test_token_fields_that_do_not_fit_are_refused() -> None:
+    batch = rollout_batch_from_groups(make_groups(3), step=0, weight_version=0)
+    values = torch.zeros(len(batch.ragged("loss_mask").values))
+    half = batch.select_rows([0, 1, 2])
+    part = TokenFields.of(half, {"values": values[: len(half.ragged("loss_mask").values)]}, {})
+    with pytest.raises(ValueError, match=r"'values' is missing for the samples \[3, 4, 5\]"):
+        fields_of_batch([part], batch)
+    whole = TokenFields.of(batch, {"values": values}, {})
+    lengths = batch.response_lengths.clone()
+    lengths[:2] += torch.tensor([1, -1])
+    whole.tensors["values"] = Ragged.from_lengths(values, lengths)
+    with pytest.raises(ValueError, match=r"'values' has another number of tokens than the samples \[0, 1\]"):
+        fields_of_batch([whole], batch)

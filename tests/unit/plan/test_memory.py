@@ -10,7 +10,7 @@ from factories import make_config
 from slime_rl.config import Config
 from slime_rl.plan.__main__ import planned_config
 from slime_rl.plan.hardware import ACCELERATORS, GIB
-from slime_rl.plan.memory import engine_plan, training_memory, worker_parameters
+from slime_rl.plan.memory import critic_memory, engine_plan, training_memory, worker_parameters
 from slime_rl.plan.shape import ModelShape, read_shape
 
 TINY_PARAMETERS = 21_664
@@ -47,6 +47,13 @@ def test_a_critic_takes_what_training_the_policy_takes(tmp_path: Path) -> None:
     shape, config = tiny(tmp_path, "--advantage-estimator", "gae")
     parts = training_memory(shape, config, 1e9, num_micro_batches=1).parts
     assert parts["critic (weights, gradients, optimizer)"] == (4 + 4 + 8) * TINY_PARAMETERS
+    shape, config = tiny(tmp_path, "--advantage-estimator", "gae", "--critic-num-workers", "2", "--use-kl-loss")
+    assert (
+        "critic (weights, gradients, optimizer)" not in training_memory(shape, config, 1e9, num_micro_batches=1).parts
+    )
+    parts = critic_memory(config, 1e9, num_micro_batches=1).parts
+    assert parts["weights"] == 4 * TINY_PARAMETERS and parts["optimizer"] == 8 * TINY_PARAMETERS / 2
+    assert not any("reference" in part or "logits" in part for part in parts)
 
 
 def test_recomputation_keeps_one_vector_a_layer_and_one_layer(tmp_path: Path) -> None:

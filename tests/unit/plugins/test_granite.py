@@ -7,8 +7,7 @@ import torch
 
 from benchmarks.hf_parity import hf_log_probs, same_weights
 from benchmarks.tiny_models import SHAPE
-from benchmarks.trainer_cases import free_ports, make_batch, make_config
-from slime_rl.trainer.worker import TrainWorker
+from benchmarks.trainer_cases import make_batch, make_config, only_worker, open_worker
 
 MODULE = "plugins.models.granite"
 FLAGS = ("--model-conversion-path", f"{MODULE}:GraniteConversion", "--model-provider-path", f"{MODULE}:build")
@@ -29,28 +28,21 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "hf"
 
 
-def start(folder: Path, *flags: str) -> TrainWorker:
-    return TrainWorker(make_config(folder, *flags), 0, 1, "127.0.0.1", free_ports(1)[0])
-
-
 def test_family_from_a_plugin_computes_what_transformers_does(folder: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     batch = make_batch()
-    worker = start(folder, *FLAGS)
-    try:
+    with open_worker(make_config(folder, *FLAGS)) as worker:
         want = hf_log_probs(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), batch)
         assert (worker.compute_log_probs(batch) - want).abs().max() < 1e-4
         assert worker.train(0, batch)["train/grad_norm"] > 0
         worker.conversion.load_weights(worker.state.models, str(folder))  # as they were before the update
         worker.save_hf(tmp_path / "out")
-    finally:
-        worker.shutdown()
     assert same_weights(folder, tmp_path / "out")
 
 
 def test_without_its_plugins_the_family_is_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match="architecture 'granite' is not one of"):
-        start(folder)
+        only_worker(make_config(folder))
     with pytest.raises(ValueError, match=r"needs --model-provider-path plugins\.models\.granite:build"):
-        start(folder, *FLAGS[:2])
+        only_worker(make_config(folder, *FLAGS[:2]))

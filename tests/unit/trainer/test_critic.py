@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks.trainer_cases import free_ports, make_batch, make_checkpoint, make_config
+from benchmarks.trainer_cases import make_batch, make_checkpoint, make_config, open_worker
 from slime_rl.data.ragged import Ragged
-from slime_rl.trainer.worker import TrainWorker
 
 PPO = ("--advantage-estimator", "gae", "--critic-lr", "1e-2", "--gamma", "0.99", "--lambd", "0.95")
-
-
-@contextmanager
-def open_worker(path: Path, *flags: str) -> Iterator[TrainWorker]:
-    worker = TrainWorker(make_config(path, *PPO, *flags), 0, 1, "127.0.0.1", free_ports(1)[0])
-    try:
-        yield worker
-    finally:
-        worker.shutdown()
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    make_checkpoint(path, num_hidden_layers=2)
-    return path
 
 
 def slow_returns(rewards: list[float], values: Ragged, masks: Ragged, gamma: float, lambd: float) -> list[torch.Tensor]:
@@ -53,7 +34,7 @@ def test_critic_starts_at_zero_and_learns_the_returns(model_path: Path) -> None:
     batch = make_batch()
     masks = batch.ragged("loss_mask")
     mask = masks.values
-    with open_worker(model_path) as worker:
+    with open_worker(make_config(model_path, *PPO)) as worker:
         assert torch.equal(worker.compute_values(batch), torch.zeros(len(mask)))
         worker.train(0, batch)
         values = worker.compute_values(batch)
@@ -70,7 +51,7 @@ def test_critic_starts_at_zero_and_learns_the_returns(model_path: Path) -> None:
 
 def test_advantages_of_the_policy_come_from_the_values(model_path: Path) -> None:
     batch = make_batch()
-    with open_worker(model_path) as worker:
+    with open_worker(make_config(model_path, *PPO)) as worker:
         for step in range(3):
             worker.train(step, batch)
         values, masks = worker.compute_values(batch), batch.ragged("loss_mask")
@@ -84,7 +65,7 @@ def test_advantages_of_the_policy_come_from_the_values(model_path: Path) -> None
 
 
 def test_warm_up_trains_only_the_critic(model_path: Path) -> None:
-    with open_worker(model_path, "--critic-warmup-steps", "2") as worker:
+    with open_worker(make_config(model_path, *PPO, "--critic-warmup-steps", "2")) as worker:
         before = {name: tensor.clone() for name, tensor in worker.export_weights()}
         for step in range(2):
             metrics = worker.train(step, make_batch(step))
@@ -98,7 +79,7 @@ def test_values_are_clipped_around_those_before_the_step(model_path: Path) -> No
     flags = ["--num-updates-per-rollout", "2", "--num-epochs-per-rollout", "2", "--critic-lr", "0.1"]
     fractions = {}
     for clip in ("0", "0.01"):
-        with open_worker(model_path, *flags, "--value-clip", clip) as worker:
+        with open_worker(make_config(model_path, *PPO, *flags, "--value-clip", clip)) as worker:
             worker.train(0, make_batch(0, updates=2))
             fractions[clip] = worker.train(1, make_batch(1, updates=2))["train/value_clipfrac"]
     assert fractions["0"] == 0 < fractions["0.01"]
@@ -108,7 +89,7 @@ def test_value_loss_and_gradient_do_not_depend_on_the_split(model_path: Path) ->
     flags = ["--loss-aggregation", "seq-mean-token-mean"]
     results = []
     for split in (["--micro-batch-size", "12"], ["--micro-batch-size", "1"], ["--max-tokens-per-worker", "96"]):
-        with open_worker(model_path, *flags, *split) as worker:
+        with open_worker(make_config(model_path, *PPO, *flags, *split)) as worker:
             worker.train(0, make_batch(0))
             metrics = worker.train(1, make_batch(1))
             results.append((metrics["train/value_loss"], metrics["critic/grad_norm"]))
@@ -121,7 +102,7 @@ def test_value_loss_and_gradient_do_not_depend_on_the_split(model_path: Path) ->
 def test_critic_of_another_size_resumes_exactly(model_path: Path, tmp_path: Path, in_background: bool) -> None:
     make_checkpoint(tmp_path / "critic", "llama", num_hidden_layers=1, hidden_size=40)
     flags = ["--critic-load", str(tmp_path / "critic")]
-    with open_worker(model_path, *flags) as worker:
+    with open_worker(make_config(model_path, *PPO, *flags)) as worker:
         worker.train(0, make_batch(0))
         if in_background:
             worker.begin_save(tmp_path / "saved", 1, {})
@@ -129,7 +110,7 @@ def test_critic_of_another_size_resumes_exactly(model_path: Path, tmp_path: Path
             worker.save(tmp_path / "saved", 1, {})
         whole = worker.train(1, make_batch(1))
         worker.finish_save()
-    with open_worker(model_path, *flags) as worker:
+    with open_worker(make_config(model_path, *PPO, *flags)) as worker:
         worker.load(tmp_path / "saved")
         resumed = worker.train(1, make_batch(1))
     for name in ("train/loss", "train/value_loss", "critic/grad_norm", "critic/lr", "critic/explained_variance"):
@@ -138,19 +119,16 @@ def test_critic_of_another_size_resumes_exactly(model_path: Path, tmp_path: Path
 
 def test_model_with_tied_embeddings_can_be_the_critic(tmp_path: Path) -> None:
     make_checkpoint(tmp_path / "tied", num_hidden_layers=1, tie_word_embeddings=True)
-    with open_worker(tmp_path / "tied") as worker:
+    with open_worker(make_config(tmp_path / "tied", *PPO)) as worker:
         first = worker.train(0, make_batch(0))
         worker.save(tmp_path / "saved", 1, {})
         assert worker.train(0, make_batch(0))["train/value_loss"] < first["train/value_loss"]
 
 
 def test_values_without_a_critic_are_refused(model_path: Path) -> None:
-    worker = TrainWorker(make_config(model_path), 0, 1, "127.0.0.1", free_ports(1)[0])
-    try:
-        with pytest.raises(ValueError, match="only --advantage-estimator gae has one"):
-            worker.compute_values(make_batch())
-    finally:
-        worker.shutdown()
+    message = "only --advantage-estimator gae has one"
+    with open_worker(make_config(model_path)) as worker, pytest.raises(ValueError, match=message):
+        worker.compute_values(make_batch())
 
 
 def test_critic_flags_without_a_critic_are_refused(model_path: Path) -> None:

@@ -10,34 +10,29 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmarks.trainer_cases import free_ports, make_batch, make_checkpoint, make_config
+from benchmarks.trainer_cases import Job, free_ports, make_batch, make_checkpoint, make_config, open_worker, run_jobs
 from slime_rl.data.batches import RolloutBatch
 from slime_rl.data.ragged import Ragged
-from slime_rl.trainer.replay import find_updates, read_config, replay_update
-from slime_rl.trainer.worker import TrainWorker
+from slime_rl.trainer.replay import find_updates, make_worker, replay_update
+from tools.replay_step import equal, run_workers
 
 ROOT = Path(__file__).resolve().parents[3]
 TERMS = ("--use-kl-loss", "--kl-loss-coef", "0.1", "--num-updates-per-rollout", "2", "--num-epochs-per-rollout", "2")
 
 
-def worker_of(config: object) -> TrainWorker:
-    return TrainWorker(config, 0, 1, "127.0.0.1", free_ports(1)[0])  # type: ignore[arg-type]
-
-
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A PPO run of two steps, the second one dumped."""
+    """A PPO run of two steps, the second one dumped; its critic is smaller than its policy."""
     folder = tmp_path_factory.mktemp("run")
     make_checkpoint(folder / "model", num_hidden_layers=2)
+    make_checkpoint(folder / "critic", "llama", num_hidden_layers=1, hidden_size=40)
     (folder / "prompts.jsonl").write_text('{"prompt": "1+1=", "label": "2"}\n')
-    flags = ["--advantage-estimator", "gae", "--dump-train-steps", "1", "--run-dir", str(folder)]
+    flags = ["--advantage-estimator", "gae", "--critic-load", str(folder / "critic")]
+    flags += ["--dump-train-steps", "1", "--run-dir", str(folder)]
     config = make_config(folder / "model", *TERMS, *flags, "--prompt-data", str(folder / "prompts.jsonl"))
-    worker = worker_of(config)
-    try:
+    with open_worker(config) as worker:
         for step in range(2):
             metrics = worker.train(step, make_batch(step, updates=2))
-    finally:
-        worker.shutdown()
     (folder / "metrics.jsonl").write_text(f'{{"step": 1, "train/loss": {metrics["train/loss"]!r}}}\n')
     return folder
 
@@ -47,15 +42,15 @@ def test_every_update_of_the_step_is_replayed_exactly(run_dir: Path) -> None:
     assert [f.name for f in folders] == [
         f"{role}_epoch{epoch}_update{update}" for role in ("critic", "policy") for epoch in (0, 1) for update in (0, 1)
     ]
-    worker = worker_of(read_config(folders[0]))
-    try:
-        for folder in folders:
-            replay = replay_update(worker, folder)
-            assert replay.metrics == replay.record["metrics"]
-            assert replay.micro_batch_losses == [part["loss"] for part in replay.record["micro_batches"]]
-            assert replay.problem is None
-    finally:
-        worker.shutdown()
+    for of_one_model in (folders[:4], folders[4:]):
+        worker = make_worker(of_one_model[0], 0, free_ports(1)[0])
+        try:
+            for replay in [replay_update(worker, folder) for folder in of_one_model]:
+                assert replay.metrics == replay.record["metrics"]
+                assert replay.micro_batch_losses == [part["loss"] for part in replay.record["micro_batches"]]
+                assert replay.problem is None
+        finally:
+            worker.shutdown()
 
 
 def test_tool_shows_that_the_logged_loss_comes_out_again(run_dir: Path) -> None:
@@ -79,32 +74,48 @@ def test_tool_notices_other_weights(run_dir: Path, tmp_path: Path) -> None:
     assert outcome.returncode == 1 and "updates=1 exact=0" in outcome.stdout
 
 
-def test_loss_that_is_not_finite_is_dumped_and_found_again(run_dir: Path, tmp_path: Path) -> None:
-    from slime_rl.trainer.loss import NonFiniteError
-
-    batch = make_batch(step=4)
+def with_nan(batch: RolloutBatch, sample: int) -> RolloutBatch:
+    """The same with a NaN among the engine's log-probs of a sample, and every token trained on."""
     log_probs = batch.ragged("rollout_log_probs")
     values = log_probs.values.clone()
-    values[int(log_probs.offsets[5])] = torch.nan
+    values[int(log_probs.offsets[sample])] = torch.nan
     masks = torch.ones_like(batch.ragged("loss_mask").values)
     changes = {
         "rollout_log_probs": Ragged(values, log_probs.offsets),
         "loss_mask": Ragged(masks, log_probs.offsets),
     }
-    bad = RolloutBatch({**batch.tensors, **changes}, None, batch.meta_info)
+    return RolloutBatch({**batch.tensors, **changes}, None, batch.meta_info)
+
+
+def test_loss_that_is_not_finite_is_dumped_and_found_again(run_dir: Path, tmp_path: Path) -> None:
+    from slime_rl.trainer.loss import NonFiniteError
+
     prompts = ["--prompt-data", str(run_dir / "prompts.jsonl")]
     config = make_config(run_dir / "model", "--old-log-probs", "rollout", "--run-dir", str(tmp_path), *prompts)
-    worker = worker_of(config)
-    try:
+    with open_worker(config) as worker:
         with pytest.raises(NonFiniteError, match=r"samples \[5\].*tools/replay_step\.py") as error:
-            worker.train(4, bad)
+            worker.train(4, with_nan(make_batch(step=4), 5))
         (folder,) = find_updates(tmp_path, None)
         assert str(folder) in str(error.value)
         replay = replay_update(worker, folder)
         assert replay.problem == replay.record["problem"] and "samples [5]" in replay.problem
-    finally:
-        worker.shutdown()
     assert not list(folder.rglob("*.pt")) and not list(folder.rglob("*.pkl"))
+
+
+@pytest.mark.parametrize("split", [[], ["--tensor-model-parallel-size", "2"]], ids=["dp2", "tp2"])
+def test_two_workers_dump_and_two_others_replay(run_dir: Path, tmp_path: Path, split: list[str]) -> None:
+    flags = ["--old-log-probs", "rollout", "--dump-train-steps", "0", "--run-dir", str(tmp_path)]
+    prompts = ["--prompt-data", str(run_dir / "prompts.jsonl")]
+    config = make_config(run_dir / "model", *flags, *prompts, *split, workers=2)
+    with pytest.raises(RuntimeError, match=r"NonFiniteError: step 1, .*, samples \[5\] \(sample numbers"):
+        run_jobs([Job(config, [make_batch(0), with_nan(make_batch(1), 5)])], 2)
+    good, bad = run_workers(find_updates(tmp_path, 0) + find_updates(tmp_path, 1))
+    assert good.metrics == good.record["metrics"] and good.problem is None
+    assert good.micro_batch_losses == [part["loss"] for part in good.record["micro_batches"]]
+    assert all(equal(logged, bad.metrics[name]) for name, logged in bad.record["metrics"].items())
+    assert bad.problem == bad.record["problem"] and "samples [5]" in bad.problem
+    trained = {sample for part in good.record["micro_batches"] for sample in part["samples"]}
+    assert trained == set(range(12))
 
 
 def test_folder_without_a_dump_is_refused(tmp_path: Path) -> None:

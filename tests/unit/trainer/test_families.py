@@ -10,29 +10,22 @@ import torch
 
 from benchmarks.hf_parity import hf_log_probs, same_weights
 from benchmarks.tiny_models import CATALOGUE, make_checkpoint, make_named
-from benchmarks.trainer_cases import free_ports, make_batch, make_config
+from benchmarks.trainer_cases import make_batch, make_config, only_worker, open_worker
 from slime_rl.trainer.families import FAMILIES
-from slime_rl.trainer.worker import TrainWorker
 
 LIMIT = 1e-4
 
 
-def start(path: Path, *flags: str) -> TrainWorker:
-    return TrainWorker(
-        make_config(path, "--max-tokens-per-worker", "4096", *flags), 0, 1, "127.0.0.1", free_ports(1)[0]
-    )
+PACKED = ("--max-tokens-per-worker", "4096")
 
 
 @pytest.mark.parametrize("name", list(CATALOGUE))
 def test_family_computes_what_transformers_does_and_gives_its_weights_back(name: str, tmp_path: Path) -> None:
     model = make_named(tmp_path / "hf", name)
     batch = make_batch()
-    worker = start(tmp_path / "hf")
-    try:
+    with open_worker(make_config(tmp_path / "hf", *PACKED)) as worker:
         gap = (worker.compute_log_probs(batch) - hf_log_probs(model, batch)).abs().max()
         worker.save_hf(tmp_path / "out")
-    finally:
-        worker.shutdown()
     assert gap < LIMIT
     assert same_weights(tmp_path / "hf", tmp_path / "out")
 
@@ -44,11 +37,8 @@ def test_catalogue_covers_every_family() -> None:
 
 def test_mbridge_can_be_asked_for_and_agrees(tmp_path: Path) -> None:
     model, batch = make_checkpoint(tmp_path / "hf", "qwen3", num_hidden_layers=2), make_batch()
-    worker = start(tmp_path / "hf", "--model-conversion-path", "mbridge")
-    try:
+    with open_worker(make_config(tmp_path / "hf", *PACKED, "--model-conversion-path", "mbridge")) as worker:
         gap = (worker.compute_log_probs(batch) - hf_log_probs(model, batch)).abs().max()
-    finally:
-        worker.shutdown()
     assert gap < LIMIT
 
 
@@ -58,10 +48,10 @@ def test_unknown_architecture_and_unknown_field_are_named(tmp_path: Path) -> Non
     known = json.loads(file.read_text())
     file.write_text(json.dumps(known | {"logit_scale": 0.5}))
     with pytest.raises(ValueError, match=r"the field 'logit_scale' = 0\.5 is not known for a qwen3 model"):
-        start(tmp_path)
+        only_worker(make_config(tmp_path))
     file.write_text(json.dumps(known | {"model_type": "bloom"}))
     with pytest.raises(ValueError, match="architecture 'bloom' is not one of deepseek_v3, gemma"):
-        start(tmp_path)
+        only_worker(make_config(tmp_path))
 
 
 def test_missing_and_misshaped_weights_are_named(tmp_path: Path) -> None:
@@ -72,7 +62,7 @@ def test_missing_and_misshaped_weights_are_named(tmp_path: Path) -> None:
     key = "model.layers.0.self_attn.k_norm.weight"
     save_file({n: t for n, t in weights.items() if n != key}, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=f"the weight {key} is missing"):
-        start(tmp_path)
+        only_worker(make_config(tmp_path))
     save_file(weights | {key: torch.ones(3)}, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=rf"{key} does not fit config\.json.*\(16,\), got \(3,\)"):
-        start(tmp_path)
+        only_worker(make_config(tmp_path))

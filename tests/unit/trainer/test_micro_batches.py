@@ -127,7 +127,8 @@ def test_empty_micro_batch_keeps_the_workers_in_step(config: Any) -> None:
 
 def split(rows: list[int], lengths: list[int], layout: Layout, **train: Any) -> list[list[int]]:
     settings: Any = SimpleNamespace(**{"max_tokens_per_worker": 10, "micro_batch_size": None} | train)
-    return split_rows([[row] for row in rows], [lengths[row] for row in rows], settings, layout, 64, CPU)
+    units, sizes, splits = [[row] for row in rows], [lengths[row] for row in rows], layout.tp.size > 1
+    return split_rows(units, sizes, settings, layout, splits, 64, CPU)
 
 
 @pytest.fixture
@@ -140,6 +141,17 @@ def test_token_cap_is_kept_and_no_row_is_lost(alone: None) -> None:
     batches = split([0, 1, 3, 4, 5, 6], lengths, make_layout())
     assert sorted(row for batch in batches for row in batch) == [0, 1, 3, 4, 5, 6]
     assert all(sum(lengths[row] for row in batch) <= 10 or batch == [3] for batch in batches)
+
+
+@pytest.mark.parametrize(("cp", "tp"), [(2, 1), (1, 2), (2, 2), (1, 3)])
+def test_token_cap_holds_with_the_tokens_that_splitting_adds(alone: None, cp: int, tp: int) -> None:
+    lengths, layout = [5] * 7 + [3, 7], make_layout(cp=cp, tp=tp)
+    for cap in range(8, 32):
+        batches = split(list(range(9)), lengths, layout, max_tokens_per_worker=cap)
+        assert sorted(row for batch in batches for row in batch) == list(range(9))
+        for batch in batches:
+            padded = padded_lengths([lengths[row] for row in batch], layout, tp > 1)
+            assert sum(padded) // cp <= cap or len(batch) == 1
 
 
 def test_interleaved_stages_get_rounds_of_micro_batches(alone: None) -> None:

@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks.trainer_cases import free_ports, make_batch, make_checkpoint, make_config
-from slime_rl.trainer.worker import TrainWorker
-
-
-@contextmanager
-def open_worker(path: Path, *flags: str) -> Iterator[TrainWorker]:
-    worker = TrainWorker(make_config(path, *flags), 0, 1, "127.0.0.1", free_ports(1)[0])
-    try:
-        yield worker
-    finally:
-        worker.shutdown()
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    make_checkpoint(path, num_hidden_layers=2)
-    return path
+from benchmarks.trainer_cases import make_batch, make_checkpoint, make_config, open_worker
 
 
 def test_reference_follows_the_policy_and_is_in_the_checkpoint(model_path: Path, tmp_path: Path) -> None:
     flags = ["--use-kl-loss", "--kl-loss-coef", "0.1", "--ref-update-interval", "2", "--lr", "1e-2"]
     batch = make_batch()
-    with open_worker(model_path, *flags) as worker:
+    with open_worker(make_config(model_path, *flags)) as worker:
         first = worker.compute_log_probs(batch, "reference")
         worker.train(0, make_batch(0))
         assert torch.equal(worker.compute_log_probs(batch, "reference"), first)
@@ -41,7 +22,7 @@ def test_reference_follows_the_policy_and_is_in_the_checkpoint(model_path: Path,
         assert torch.equal(second, worker.compute_log_probs(batch)) and not torch.equal(second, first)
         worker.train(2, make_batch(2))
         worker.save(tmp_path / "saved", 3, {})
-    with open_worker(model_path, *flags) as worker:
+    with open_worker(make_config(model_path, *flags)) as worker:
         worker.load(tmp_path / "saved")
         assert torch.equal(worker.compute_log_probs(batch, "reference"), second)
         assert not torch.equal(worker.compute_log_probs(batch), second)
@@ -52,9 +33,9 @@ def test_distillation_moves_the_policy_to_the_teacher(model_path: Path, tmp_path
     flags = ["--policy-loss", "distillation", "--teacher-load", str(tmp_path / "teacher"), "--lr", "3e-3"]
     batch = make_batch()
     mask = batch.ragged("loss_mask").values > 0
-    with open_worker(tmp_path / "teacher") as worker:
+    with open_worker(make_config(tmp_path / "teacher")) as worker:
         teacher = worker.compute_log_probs(batch)
-    with open_worker(model_path, *flags, "--old-log-probs", "recompute") as worker:
+    with open_worker(make_config(model_path, *flags, "--old-log-probs", "recompute")) as worker:
         gap = (worker.compute_log_probs(batch) - teacher)[mask]
         metrics = worker.train(0, batch)
         assert metrics["train/teacher_kl"] == pytest.approx(float(gap.mean()), rel=1e-4)
@@ -68,7 +49,7 @@ def test_teacher_of_another_shape_is_refused(model_path: Path, tmp_path: Path) -
     flags = ["--policy-loss", "distillation", "--teacher-load", str(tmp_path / "teacher")]
     with (
         pytest.raises(ValueError, match="--teacher-load must have the shape of --hf-checkpoint: its num_hidden_layers"),
-        open_worker(model_path, *flags),
+        open_worker(make_config(model_path, *flags)),
     ):
         pass
 
@@ -86,14 +67,14 @@ def test_kl_coefficient_follows_its_target_and_is_in_the_checkpoint(model_path: 
         str(tmp_path / "reference"),
     ]
     flags += ["--kl-reward-type", "k2"]  # never negative, and far above the target
-    with open_worker(model_path, *flags) as worker:
+    with open_worker(make_config(model_path, *flags)) as worker:
         assert worker.train(0, make_batch(0))["train/kl_coef"] == 0.1
         metrics = worker.train(1, make_batch(1))
         assert metrics["train/kl_coef"] == pytest.approx(0.1 * (1 + 0.2 * 12 / 120))
         assert metrics["train/kl_reward"] > 1e-3
         worker.save(tmp_path / "saved", 2, {"cursor": 1})
         third = worker.train(2, make_batch(2))
-    with open_worker(model_path, *flags) as worker:
+    with open_worker(make_config(model_path, *flags)) as worker:
         worker.load(tmp_path / "saved")
         resumed = worker.train(2, make_batch(2))
     assert resumed["train/kl_coef"] == third["train/kl_coef"] > metrics["train/kl_coef"]
@@ -102,7 +83,7 @@ def test_kl_coefficient_follows_its_target_and_is_in_the_checkpoint(model_path: 
 
 def test_frozen_parameters_stay_and_the_others_move(model_path: Path) -> None:
     patterns = ["embedding", r"decoder\.layers\.0\.", "layernorm"]
-    with open_worker(model_path, "--freeze-params", *patterns, "--lr", "1e-2") as worker:
+    with open_worker(make_config(model_path, "--freeze-params", *patterns, "--lr", "1e-2")) as worker:
         before = {name: tensor.clone() for name, tensor in worker.export_weights()}
         worker.train(0, make_batch())
         moved = {name for name, tensor in worker.export_weights() if not torch.equal(before[name], tensor)}
@@ -112,5 +93,5 @@ def test_frozen_parameters_stay_and_the_others_move(model_path: Path) -> None:
 
 def test_pattern_that_freezes_nothing_or_everything_is_refused(model_path: Path) -> None:
     for pattern, message in (("no_such_layer", "no parameter of the model"), (".", "nothing is left to train")):
-        with pytest.raises(ValueError, match=message), open_worker(model_path, "--freeze-params", pattern):
+        with pytest.raises(ValueError, match=message), open_worker(make_config(model_path, "--freeze-params", pattern)):
             pass

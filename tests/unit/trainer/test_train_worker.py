@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.tiny_models import LLAMA3
-from benchmarks.trainer_cases import free_ports, make_batch, make_checkpoint, make_config
+from benchmarks.trainer_cases import make_batch, make_checkpoint, make_config, open_worker
 from slime_rl.data.batches import RolloutBatch
 from slime_rl.data.ragged import Ragged
 from slime_rl.trainer.torch_dist import TorchDistReader
-from slime_rl.trainer.worker import TrainWorker
-
-
-@contextmanager
-def open_worker(path: Path, *flags: str, **sizes: int) -> Iterator[TrainWorker]:
-    worker = TrainWorker(make_config(path, *flags, **sizes), 0, 1, "127.0.0.1", free_ports(1)[0])
-    try:
-        yield worker
-    finally:
-        worker.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +41,7 @@ def hf_log_probs(model: Any, batch: RolloutBatch) -> torch.Tensor:
 )
 def test_log_probs_and_weights_are_those_of_transformers(tmp_path: Path, kind: str, overrides: dict) -> None:
     model, batch = make_checkpoint(tmp_path / "hf", kind, num_hidden_layers=2, **overrides), make_batch()
-    with open_worker(tmp_path / "hf") as worker:
+    with open_worker(make_config(tmp_path / "hf")) as worker:
         log_probs = worker.compute_log_probs(batch)
         exported = dict(worker.export_weights())
         assert (log_probs - hf_log_probs(model, batch)).abs().max() < 1e-5
@@ -67,7 +56,7 @@ def test_temperature_divides_the_logits(model_path: Path) -> None:
 
     model = transformers.AutoModelForCausalLM.from_pretrained(model_path)
     model.lm_head.weight.data /= 0.5
-    with open_worker(model_path, "--rollout-temperature", "0.5") as worker:
+    with open_worker(make_config(model_path, "--rollout-temperature", "0.5")) as worker:
         assert (worker.compute_log_probs(batch) - hf_log_probs(model, batch)).abs().max() < 1e-5
 
 
@@ -93,7 +82,7 @@ def test_loss_and_gradient_do_not_depend_on_the_split(model_path: Path, aggregat
         (["--max-tokens-per-worker", "96"], shuffled),
     ]
     results = []
-    with open_worker(model_path, *terms, "--lr", "0") as worker:
+    with open_worker(make_config(model_path, *terms, "--lr", "0")) as worker:
         for flags, order in splits:
             worker.state.config = make_config(model_path, *terms, *flags)
             metrics = worker.train(0, order(make_batch()))
@@ -112,7 +101,7 @@ def test_shared_prompts_change_nothing(tmp_path: Path, kind: str, overrides: dic
     results = []
     for flags in (["--no-share-prompts"], []):
         terms = ["--entropy-coef", "0.1", "--lr", "0", "--max-tokens-per-worker", "200", *flags]
-        with open_worker(tmp_path / "hf", *terms) as worker:
+        with open_worker(make_config(tmp_path / "hf", *terms)) as worker:
             assert worker.state.shares_prompts == (not flags)
             log_probs, metrics = worker.compute_log_probs(make_batch()), worker.train(0, make_batch())
             gradient = torch.cat([p.main_grad.flatten() for p in worker.state.models[0].parameters()])
@@ -126,13 +115,13 @@ def test_shared_prompts_change_nothing(tmp_path: Path, kind: str, overrides: dic
 @pytest.mark.parametrize("flags", [("--megatron-moe-aux-loss-coeff", "0.01"), ("--megatron-moe-z-loss-coeff", "0.01")])
 def test_router_losses_count_every_token_of_every_sample(tmp_path: Path, flags: tuple[str, ...]) -> None:
     make_checkpoint(tmp_path / "hf", "qwen3_moe", num_hidden_layers=1)
-    with open_worker(tmp_path / "hf", *flags) as worker:
+    with open_worker(make_config(tmp_path / "hf", *flags)) as worker:
         assert not worker.state.shares_prompts
 
 
 def test_supervised_loss_is_the_mean_negative_log_likelihood(model_path: Path) -> None:
     batch = make_batch(groups=6, samples=1)
-    with open_worker(model_path, "--loss", "sft", groups=6, samples=1) as worker:
+    with open_worker(make_config(model_path, "--loss", "sft", groups=6, samples=1)) as worker:
         log_probs = worker.compute_log_probs(batch)
         first, *_, last = [worker.train(0, batch) for _ in range(6)]
     mask = batch.ragged("loss_mask").values
@@ -143,7 +132,7 @@ def test_supervised_loss_is_the_mean_negative_log_likelihood(model_path: Path) -
 def test_gap_to_the_engine_is_reported_in_every_mode(model_path: Path) -> None:
     batch = make_batch()
     modes = ["auto", "recompute", "rollout"]
-    with open_worker(model_path, "--lr", "0") as worker:
+    with open_worker(make_config(model_path, "--lr", "0")) as worker:
         gap = (worker.compute_log_probs(batch) - batch.ragged("rollout_log_probs").values).abs()
         gap = gap[batch.ragged("loss_mask").values > 0]
         for mode in modes:
@@ -156,7 +145,7 @@ def test_gap_to_the_engine_is_reported_in_every_mode(model_path: Path) -> None:
 def test_reference_log_probs_are_those_of_ref_load(model_path: Path, tmp_path: Path) -> None:
     other, batch = make_checkpoint(tmp_path / "ref", seed=5), make_batch()
     flags = ["--use-kl-loss", "--kl-loss-coef", "0.1", "--ref-load", str(tmp_path / "ref")]
-    with open_worker(model_path, *flags) as worker:
+    with open_worker(make_config(model_path, *flags)) as worker:
         policy = worker.compute_log_probs(batch)
         reference = worker.compute_log_probs(batch, "reference")
         assert (reference - hf_log_probs(other, batch)).abs().max() < 1e-5
@@ -170,7 +159,7 @@ def test_export_is_a_folder_that_transformers_loads(model_path: Path, tmp_path: 
 
     batch = make_batch()
     (model_path / "chat_template.jinja").write_text("{{ messages }}")
-    with open_worker(model_path, "--lr", "1e-2") as worker:
+    with open_worker(make_config(model_path, "--lr", "1e-2")) as worker:
         worker.train(0, batch)
         worker.save_hf(tmp_path / "export")
         worker.save_hf(tmp_path / "export")  # replaces the folder as a whole
@@ -183,7 +172,7 @@ def test_export_is_a_folder_that_transformers_loads(model_path: Path, tmp_path: 
 
 
 def test_bfloat16_keeps_float32_master_weights(model_path: Path) -> None:
-    with open_worker(model_path, "--train-dtype", "bfloat16", "--lr", "1e-6") as worker:
+    with open_worker(make_config(model_path, "--train-dtype", "bfloat16", "--lr", "1e-6")) as worker:
         before = {name: tensor.clone() for name, tensor in worker.export_weights()}
         assert {tensor.dtype for tensor in before.values()} == {torch.bfloat16}
         metrics = worker.train(0, make_batch())
@@ -196,14 +185,14 @@ def test_offloaded_state_comes_back_unchanged(model_path: Path) -> None:
     from slime_rl.trainer.offload import offload, onload
 
     batches = [make_batch(step) for step in range(2)]
-    with open_worker(model_path) as worker:
+    with open_worker(make_config(model_path)) as worker:
         worker.train(0, batches[0])
         parked = offload(worker.state)
         assert all(item.storage.nbytes() == 0 for item in parked)
         assert sum(item.size for item in parked) > 4 * sum(p.numel() for p in worker.state.models[0].parameters())
         onload(parked)
         with_break = worker.train(1, batches[1])
-    with open_worker(model_path) as worker:
+    with open_worker(make_config(model_path)) as worker:
         worker.train(0, batches[0])
         without = worker.train(1, batches[1])
     for name in ("train/loss", "train/grad_norm", "train/entropy"):
@@ -226,7 +215,7 @@ def test_loss_that_is_not_finite_names_step_micro_batch_and_samples(model_path: 
     }
     bad = RolloutBatch({**batch.tensors, **changes}, None, batch.meta_info)
     flags = ["--old-log-probs", "rollout", "--run-dir", str(tmp_path)]
-    with open_worker(model_path, *flags) as worker:
+    with open_worker(make_config(model_path, *flags)) as worker:
         before = {name: tensor.clone() for name, tensor in worker.export_weights()}
         with pytest.raises(NonFiniteError, match=r"step 4, epoch 0, update 0.*micro-batch \d+ .*samples \[5\]"):
             worker.train(4, bad)
@@ -241,7 +230,7 @@ def test_loss_that_is_not_finite_names_step_micro_batch_and_samples(model_path: 
     ],
 )
 def test_flags_that_cannot_work_are_refused(model_path: Path, flags: list[str], message: str) -> None:
-    with pytest.raises((ValueError, RuntimeError), match=message), open_worker(model_path, *flags):
+    with pytest.raises((ValueError, RuntimeError), match=message), open_worker(make_config(model_path, *flags)):
         pass
 
 
@@ -251,17 +240,17 @@ def test_weight_without_a_place_is_refused(model_path: Path, tmp_path: Path) -> 
     make_checkpoint(tmp_path / "more", "llama", num_hidden_layers=2)
     save_file({"model.layers.1.self_attn.o_proj.bias": torch.ones(48)}, tmp_path / "more" / "extra.safetensors")
     message = r"no place in the Megatron model of a llama, such as .*o_proj\.bias"
-    with pytest.raises(ValueError, match=message), open_worker(tmp_path / "more"):
+    with pytest.raises(ValueError, match=message), open_worker(make_config(tmp_path / "more")):
         pass
     make_checkpoint(tmp_path / "biased", "llama", attention_bias=True, num_hidden_layers=2)
     message = "attention_bias and mlp_bias must be equal, got True and False"
-    with pytest.raises(ValueError, match=message), open_worker(tmp_path / "biased"):
+    with pytest.raises(ValueError, match=message), open_worker(make_config(tmp_path / "biased")):
         pass
 
 
 def test_background_save_holds_the_weights_of_its_moment_and_resumes_exactly(model_path: Path, tmp_path: Path) -> None:
     batches = [make_batch(step) for step in range(3)]
-    with open_worker(model_path) as worker:
+    with open_worker(make_config(model_path)) as worker:
         worker.train(0, batches[0])
         worker.save(tmp_path / "sync", 1, {"cursor": 1})
         worker.begin_save(tmp_path / "async", 1, {"cursor": 1})
@@ -271,7 +260,7 @@ def test_background_save_holds_the_weights_of_its_moment_and_resumes_exactly(mod
     a, b = TorchDistReader(tmp_path / "sync"), TorchDistReader(tmp_path / "async")
     assert sorted(a.keys) == sorted(b.keys)
     assert all(torch.equal(a.read(key), b.read(key)) for key in a.keys)
-    with open_worker(model_path) as worker:
+    with open_worker(make_config(model_path)) as worker:
         assert worker.load(tmp_path / "async") == {"step": 1, "extra": {"cursor": 1}}
         resumed = [worker.train(step, batches[step]) for step in (1, 2)]
     for name in ("train/loss", "train/grad_norm", "train/lr"):
@@ -280,26 +269,26 @@ def test_background_save_holds_the_weights_of_its_moment_and_resumes_exactly(mod
 
 def test_weights_alone_are_taken_from_a_checkpoint(model_path: Path, tmp_path: Path) -> None:
     batch = make_batch()
-    with open_worker(model_path) as worker:
+    with open_worker(make_config(model_path)) as worker:
         fresh = worker.train(0, batch)
         trained = worker.compute_log_probs(batch)
         worker.save(tmp_path / "saved", 1, {})
-    with open_worker(model_path) as worker:
+    with open_worker(make_config(model_path)) as worker:
         worker.load_weights(tmp_path / "saved")
         assert torch.equal(worker.compute_log_probs(batch), trained)
         again = worker.train(0, batch)
+        with pytest.raises(ValueError, match=r"--load: .* holds no training checkpoint"):
+            worker.load_weights(tmp_path / "nothing")
     assert again["train/lr"] == fresh["train/lr"]
-    with pytest.raises(ValueError, match=r"--load: .* holds no training checkpoint"), open_worker(model_path) as worker:
-        worker.load_weights(tmp_path / "nothing")
 
 
 def test_checkpoint_of_another_model_is_refused(model_path: Path, tmp_path: Path) -> None:
     make_checkpoint(tmp_path / "wider", intermediate_size=96)
-    with open_worker(model_path) as worker:
+    with open_worker(make_config(model_path)) as worker:
         worker.train(0, make_batch())
         worker.save(tmp_path / "saved", 1, {})
     message = "does not fit the model of --hf-checkpoint"
-    with pytest.raises(ValueError, match=message), open_worker(tmp_path / "wider") as worker:
+    with pytest.raises(ValueError, match=message), open_worker(make_config(tmp_path / "wider")) as worker:
         worker.load_weights(tmp_path / "saved")
 
 
