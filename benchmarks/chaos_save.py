@@ -32,7 +32,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.trainer_cases import make_batch, make_checkpoint, make_config, only_worker
 from slime_rl.cluster.checkpoint import find_checkpoint, verify
 from slime_rl.trainer.torch_dist import TorchDistReader
-from slime_rl.trainer.worker import TrainWorker
 
 KEEP = 2
 MAX_SAVES = 40  # of one process; it is killed long before
@@ -49,7 +48,7 @@ class Buffer:
 def trainer(folder: Path, report: int, limit_bytes: int | None) -> None:
     """The process that is killed: load, then train and save, and say so in one line each."""
     from slime_rl.cluster.saver import Saver
-    from slime_rl.cluster.train_group import TrainActor
+    from slime_rl.cluster.train_actors import TrainActor
 
     def say(line: str) -> None:
         os.write(report, f"{line}\n".encode())
