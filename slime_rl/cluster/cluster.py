@@ -117,7 +117,6 @@ class Cluster:
         self.actor = TrainGroup(config, placement.train, config.cluster.train_num_workers)
         if placement.critic is not None:
             self.critic = CriticGroup(config, placement.critic, self.actor)
-            pending["critics"] = self.critic.start()
         self.saver = Saver(config, self.actor, self.rollout, self.critic)
         if config.needs_engines:
             self.engines = policy_engines(config, placement)
@@ -125,6 +124,8 @@ class Cluster:
             self.others = other_engines(config, placement)
             pending |= {f"engines of {name}": group.start() for name, group in self.others.items()}
         pending["trainers"] = self.actor.start()
+        if self.critic is not None:
+            pending["critics"] = self.critic.start()
         started = _wait_all(pending, config.cluster.start_timeout_s)
         self.actor.connect(started["trainers"])
         if self.critic is not None:
