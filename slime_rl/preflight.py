@@ -89,13 +89,14 @@ def _model_files(config: Config) -> str | None:
         "--ref-load": config.model.ref_load,
         "--teacher-load": config.model.teacher_load,
         "--critic-load": config.critic.critic_load,
+        **{f"--sglang-config: {m.name}": m.model_path for m in config.served_models if not m.is_policy},
     }
     for flag, path in folders.items():
         if path is None:
             continue
         if not any(Path(path).glob("*.safetensors")) and not (Path(path) / INDEX).is_file():
             raise NotChecked(f"{flag} {path}: must hold weights as *.safetensors, and there are none")
-        check_model_files(flag, path, needs_tokenizer=flag == "--hf-checkpoint")
+        check_model_files(flag, path, needs_tokenizer=flag.startswith(("--hf-checkpoint", "--sglang-config")))
     return None
 
 
