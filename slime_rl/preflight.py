@@ -17,7 +17,9 @@ from slime_rl.algorithms.registry import ADVANTAGES, OFF_POLICY, POLICY_LOSSES
 from slime_rl.buffer.dumps import check_dump_folder, check_dumped_steps
 from slime_rl.buffer.policies import BUFFER_FILTERS, BUFFERS, CURRICULA, PROMPT_SOURCES
 from slime_rl.buffer.sources import check_first_rows, read_prompts
+from slime_rl.buffer.sources.prompts import check_prompt_lengths
 from slime_rl.cluster.checkpoint import read_meta
+from slime_rl.cluster.folders import check_folders, check_spared
 from slime_rl.cluster.load_checks import check_loadable
 from slime_rl.cluster.run_folder import outputs_in
 from slime_rl.config import Config
@@ -32,10 +34,14 @@ from slime_rl.observability.run_record import changed_flags
 from slime_rl.plan.plan import find_lengths, find_site, make_plan, shape_problems
 from slime_rl.plan.shape import read_shape
 from slime_rl.plan.text import as_text
+from slime_rl.rollout.agent.black_box import load_agent
+from slime_rl.rollout.agent.environments import load_environment
 from slime_rl.rollout.extra_metrics import LOG_FUNCTIONS
 from slime_rl.rollout.group_loop import ROLLOUT_FUNCTIONS, rollout_function_name
 from slime_rl.rollout.groups import GroupRunner, encode_prompt
+from slime_rl.rollout.rewards.mixture import load_reward
 from slime_rl.trainer.checks import check_architecture, check_trainer
+from slime_rl.types import Prompt
 
 PREFLIGHT_ROWS = 10_000  # read in a moment; a wrong key or format shows in the first ones
 RENDERED_ROWS = 100
@@ -138,6 +144,7 @@ def _checkpoint(config: Config) -> str | None:
 def _plugins(config: Config) -> str | None:
     for whole in [config, *(for_evaluation(config, name) for name, _ in config.evaluation.datasets)]:
         GroupRunner(whole)
+        _check_chosen(whole)
     loaded = []
     for point, name in (
         (ROLLOUT_FUNCTIONS, rollout_function_name(config)),
@@ -156,6 +163,17 @@ def _plugins(config: Config) -> str | None:
     return ", ".join(loaded) or None
 
 
+def _check_chosen(config: Config) -> None:
+    """What the chosen built-in generate function or reward loads in turn, when the first sample needs it."""
+    if config.rollout.generate_function_path == "environment_loop":
+        load_environment(config)
+    if config.rollout.generate_function_path == "gateway":
+        load_agent(config)
+    if config.reward.rm_type == "mixture" and config.reward.reward_function_path is None:
+        for name, _ in config.reward.mixture_weights:
+            load_reward(name)
+
+
 def _data(config: Config) -> str | None:
     if config.data.prompt_data is not None and config.needs_prompt_data:
         check_first_rows(config.data.prompt_data, config.data, "--prompt-data", PREFLIGHT_ROWS)
@@ -171,12 +189,14 @@ def _tokenizer(config: Config) -> str | None:
     if config.data.prompt_data is None or config.data.data_source_path != "file":
         return None
     prompts = read_prompts(config.data.prompt_data, config.data, "--prompt-data", limit=RENDERED_ROWS)
-    lengths = [len(encode_prompt(config, tokenizer, prompt.prompt, prompt.metadata)) for prompt in prompts]
-    if config.data.long_prompt == "error" and max(lengths) > config.sampling.max_prompt_len:
-        raise ValueError(
-            f"--max-prompt-len {config.sampling.max_prompt_len}: a prompt has {max(lengths)} tokens; --long-prompt "
-            "skip leaves such prompts out"
-        )
+    lengths: list[int] = []
+
+    def encode(prompt: Prompt) -> list[int]:
+        tokens = encode_prompt(config, tokenizer, prompt.prompt, prompt.metadata)
+        lengths.append(len(tokens))
+        return tokens
+
+    check_prompt_lengths(prompts, encode, config.sampling.max_prompt_len, config.data.long_prompt)
     mean = sum(lengths) / len(lengths)
     return f"rendered {len(lengths)} prompts: {mean:.0f} tokens each, at most {max(lengths)}"
 
@@ -185,7 +205,14 @@ def _run_folder(config: Config) -> str | None:
     present = outputs_in(config.run_dir)
     if present and not config.logging.overwrite and (config.checkpoint.load is None or config.checkpoint.finetune):
         raise ValueError(f"--run-dir {config.run_dir} already holds a run ({', '.join(present)}); add --overwrite")
+    if present and config.logging.overwrite:
+        check_spared(config, [config.run_dir / name for name in present])
     return f"{config.run_dir}" + (", which is cleared first" if present and config.logging.overwrite else "")
+
+
+def _folders(config: Config) -> str | None:
+    check_folders(config)
+    return None
 
 
 QUICK: dict[str, Check] = {
@@ -197,6 +224,7 @@ QUICK: dict[str, Check] = {
     "context length": _context,
     "trackers": _trackers,
     "checkpoint": _checkpoint,
+    "folders to write to": _folders,
     "plugins": _plugins,
     "data": _data,
 }
@@ -232,6 +260,8 @@ def run_checks(config: Config) -> list[Finding]:
             findings.append(Finding(name, Verdict.NOT_CHECKED, f"not checked: {missing}"))
         except ValueError as error:
             findings.append(Finding(name, Verdict.FAILED, str(error)))
+        except Exception as error:  # a check that broke down: the others are to be seen all the same
+            findings.append(Finding(name, Verdict.FAILED, f"{type(error).__name__}: {error}"))
     return findings
 
 
@@ -253,12 +283,12 @@ def dry_run(config: Config, gpu: str | None = None) -> tuple[str, bool]:
         for model in config.served_models:
             words = sglang_arguments(config.for_engine(model, model.groups[0]), 0, device, "HOST", 0)
             lines += ["", f"arguments of the first engine of {model.name}", "  " + shlex.join(words)]
+    failed = [finding.name for finding in findings if finding.verdict is Verdict.FAILED]
     try:
         plan = make_plan(config, find_site(config, gpu), find_lengths(config))
     except ValueError as error:
-        return "\n".join([*lines, "", f"no plan: {error}"]), False
+        return "\n".join([*lines, "", f"no plan: {error}", f"NOT READY: {', '.join([*failed, 'plan'])}"]), False
     lines.append(as_text(plan))
-    failed = [finding.name for finding in findings if finding.verdict is Verdict.FAILED]
     lines.append(f"NOT READY: {', '.join(failed)}" if failed else "READY: nothing was started (--dry-run)")
     return "\n".join(lines), not failed
 

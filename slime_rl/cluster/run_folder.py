@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from slime_rl.cluster.folders import check_spared
 from slime_rl.config import Config
 
 # What a run leaves in its folder; --overwrite removes these and nothing else.
@@ -34,7 +35,8 @@ def run_folder(config: Config) -> Iterator[Path]:
     """Hold the run folder for the time of the block.
 
     Raises:
-        ValueError: another run holds it, or it has results and neither --overwrite nor --load is given.
+        ValueError: another run holds it, it has results and neither --overwrite nor --load is given, or --overwrite
+            would remove what this run reads.
     """
     folder = config.run_dir
     folder.mkdir(parents=True, exist_ok=True)
@@ -63,6 +65,7 @@ def _make_room(config: Config, folder: Path) -> None:
             f"--run-dir {folder} already holds a run ({', '.join(present)}); add --overwrite to start anew there, "
             f"--load {config.checkpoint_dir} to continue it, or choose another folder"
         )
+    check_spared(config, [folder / name for name in present])
     for name in present:
         path = folder / name
         if path.is_dir():

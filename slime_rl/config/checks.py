@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ def check_positive(**values: float | None) -> None:
     for name, value in values.items():
         if value is not None:
             check(value > 0, "--" + name.replace("_", "-"), "must be > 0", value)
+            check(math.isfinite(value), "--" + name.replace("_", "-"), "must be finite", value)
 
 
 def check_not_negative(**values: float | None) -> None:
     for name, value in values.items():
         if value is not None:
             check(value >= 0, "--" + name.replace("_", "-"), "must be >= 0", value)
+            check(math.isfinite(value), "--" + name.replace("_", "-"), "must be finite", value)
 
 
 def check_dir(flag: str, path: str, must_contain: str) -> None:

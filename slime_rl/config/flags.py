@@ -187,6 +187,8 @@ def _argument_options(hint: Any) -> dict[str, Any]:
 
 
 def _value_type(kind: type) -> Any:
+    if kind is str:
+        return _text
     if kind is not int:
         return kind
 
@@ -195,6 +197,13 @@ def _value_type(kind: type) -> Any:
 
     integer.__name__ = "int"  # argparse names it in its message
     return integer
+
+
+def _text(word: str) -> str:
+    """A word as it is; an empty one, as a shell variable without a value gives, would mean the default or `.` later."""
+    if not word:
+        raise argparse.ArgumentTypeError("must not be empty; leave the flag out for its default")
+    return word
 
 
 def split_passthrough(

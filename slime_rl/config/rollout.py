@@ -266,6 +266,9 @@ class RewardConfig:
         check(
             not needs_url or self.reward_url is not None, "--reward-url", f"is needed by --rm-type {self.rm_type}", None
         )
+        url = self.reward_url
+        is_address = url is None or url.startswith(("http://", "https://", "sglang:"))
+        check(is_address, "--reward-url", "must begin with http://, https:// or sglang:", url)
         self.mixture_weights  # noqa: B018 - checks it
 
     @property
@@ -319,6 +322,7 @@ class EvalConfig:
             check_data_files("--eval-prompt-data", path)
         names = [name for name, _ in self.datasets]
         check(len(set(names)) == len(names), "--eval-prompt-data", "must give every set its own name", names)
+        check(all(names), "--eval-prompt-data", "must give every set a name", names)
         check(not any("/" in name for name in names), "--eval-prompt-data", "takes names without '/'", names)
         check(
             self.eval_interval is None or bool(names), "--eval-interval", "needs --eval-prompt-data", self.eval_interval

@@ -63,7 +63,6 @@ class EngineConfig:
             check(is_key, "--engine-api-key-file", "must be a file with one word in it", self.engine_api_key_file)
         check_positive(
             engine_threads=self.engine_threads,
-            engine_mem_fraction=self.engine_mem_fraction,
             engine_max_total_tokens=self.engine_max_total_tokens,
             engine_health_interval_s=self.engine_health_interval_s,
             engine_health_timeout_s=self.engine_health_timeout_s,
@@ -75,6 +74,8 @@ class EngineConfig:
             f"must be < --engine-health-timeout-s ({self.engine_health_timeout_s:g}), after which it counts as hung",
             self.engine_slow_s,
         )
+        fraction = self.engine_mem_fraction
+        check(fraction is None or 0 < fraction <= 1, "--engine-mem-fraction", "must be in (0, 1]", fraction)
         check_not_negative(
             engine_health_first_wait_s=self.engine_health_first_wait_s, max_engine_restarts=self.max_engine_restarts
         )

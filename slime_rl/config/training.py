@@ -58,6 +58,8 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_not_negative(num_steps=self.num_steps)
+        # The generators of numpy and SGLang take 32 bits, and every engine adds its number.
+        check(0 <= self.seed < 2**31, "--seed", "must be in [0, 2147483647]", self.seed)
         check_positive(
             rollout_batch_size=self.rollout_batch_size,
             n_samples_per_prompt=self.n_samples_per_prompt,

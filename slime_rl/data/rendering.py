@@ -19,8 +19,10 @@ def load_tokenizer(config: Config) -> Any:
     path = config.model.hf_checkpoint
     try:
         return AutoTokenizer.from_pretrained(path, trust_remote_code=config.model.trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"--hf-checkpoint {path}: cannot load its tokenizer: {error}") from error
+    except Exception as error:  # a broken file makes transformers and tokenizers raise errors of every kind
+        raise ValueError(
+            f"--hf-checkpoint {path}: cannot load its tokenizer: {type(error).__name__}: {error}"
+        ) from error
 
 
 def render_prompt(

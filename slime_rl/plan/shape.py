@@ -89,10 +89,41 @@ def read_shape(hf_checkpoint: str | Path) -> ModelShape:
     path = Path(hf_checkpoint) / "config.json"
     raw = json.loads(path.read_text(encoding="utf-8"))
     raw = {**raw, **raw.get("text_config", {})}
+    _check_sizes(path, raw)
     try:
         return _shape(raw)
     except KeyError as error:
         raise ValueError(f"{path}: has no {error.args[0]!r}, which a model's shape is made of") from error
+
+
+# Sizes that must be whole numbers of at least 1 wherever they are given.
+_SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "max_position_embeddings",
+)
+
+
+def _check_sizes(path: Path, raw: dict[str, Any]) -> None:
+    for name in _SIZES:
+        value = raw.get(name)
+        is_size = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        if value is not None and not is_size:
+            raise ValueError(f"{path}: {name} must be a whole number > 0, got {value!r}")
+    heads, groups = raw.get("num_attention_heads"), raw.get("num_key_value_heads")
+    if heads and groups and heads % groups:
+        raise ValueError(f"{path}: num_key_value_heads must divide num_attention_heads = {heads}, got {groups}")
+    has_head_dim = raw.get("head_dim") or raw.get("kv_lora_rank") is not None
+    if not has_head_dim and heads and raw.get("hidden_size", 0) % heads:
+        raise ValueError(
+            f"{path}: hidden_size must be a multiple of num_attention_heads = {heads} where there is no head_dim, "
+            f"got {raw['hidden_size']}"
+        )
 
 
 def _shape(raw: dict[str, Any]) -> ModelShape:

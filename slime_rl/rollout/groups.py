@@ -46,7 +46,7 @@ class GroupRunner:
         self.generate: GenerateFunction = GENERATE_FUNCTIONS.load(config.rollout.generate_function_path)
         own = config.reward.reward_function_path
         rewards = REWARDS if own is None else dataclasses.replace(REWARDS, flag="--reward-function-path", builtins={})
-        self.reward: RewardFunction = rewards.load(own or config.reward.rm_type)
+        self.reward: RewardFunction = rewards.load(config.reward.rm_type if own is None else own)
         path = config.buffer.dynamic_filter_path
         self.filter: GroupFilter | None = DYNAMIC_FILTERS.load(path) if path else None
         path = config.buffer.sample_filter_path

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 from factories import make_config
 
+from slime_rl import preflight as preflight_module
+from slime_rl.config import Config
 from slime_rl.preflight import Finding, Verdict, dry_run, preflight, run_checks
+from slime_rl.rollout.groups import GroupRunner
 from slime_rl.train import main
 
 
@@ -69,3 +73,34 @@ def test_an_occupied_run_folder_fails(tmp_path: Path) -> None:
 def test_the_plan_of_a_dry_run_is_for_this_machine(tmp_path: Path) -> None:
     text, _ = dry_run(make_config(tmp_path, "--device", "cpu"))
     assert "1 x 1 process" in text and "h100" not in text
+
+
+def test_a_check_that_breaks_down_does_not_hide_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(config: Config) -> str:
+        raise TypeError("two and two")
+
+    monkeypatch.setitem(preflight_module.THOROUGH, "device", broken)
+    found = findings(tmp_path)
+    assert found["device"] == Finding("device", Verdict.FAILED, "TypeError: two and two")
+    assert found["data"].verdict is Verdict.OK
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--generate-function-path", "environment_loop"), "environment_loop needs --environment-path"),
+        (("--generate-function-path", "gateway"), "gateway needs --agent-path"),
+        (("--rm-type", "mixture", "--reward-mixture", "banana=1"), "--reward-mixture: 'banana' is not one of"),
+    ],
+)
+def test_what_a_chosen_builtin_needs_is_asked_for_before_the_run(
+    tmp_path: Path, flags: tuple[str, ...], message: str
+) -> None:
+    assert message in findings(tmp_path, *flags)["plugins"].text
+
+
+def test_an_empty_reward_path_is_not_the_built_in_reward(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--reward-function-path: '' is not of the form"):
+        config = make_config(tmp_path)
+        reward = dataclasses.replace(config.reward, reward_function_path="")
+        GroupRunner(dataclasses.replace(config, reward=reward))

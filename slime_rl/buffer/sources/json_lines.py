@@ -29,7 +29,7 @@ class JsonLines:
     def read(self, row: int) -> dict[str, Any]:
         self._file.seek(int(self._offsets[row]))
         try:
-            value = json.loads(self._file.readline())
+            value = json.loads(self._file.readline().decode("utf-8-sig").rstrip())
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise ValueError(f"not valid JSON: {error}") from error
         return as_row(value)

@@ -31,6 +31,7 @@ def prompt_from_row(row: dict[str, Any], source_index: int, origin: str, data: D
     if data.input_key not in row:
         raise ValueError(f"{origin}: no {data.input_key!r} (--input-key); {_keys(row)}")
     prompt = row[data.input_key]
+    _check_characters(row, origin)
     _check_prompt(prompt, f"{origin}: {data.input_key!r} (--input-key)")
     return LocatedPrompt(
         source_index=source_index,
@@ -51,6 +52,22 @@ def _check_prompt(prompt: Any, what: str) -> None:
     for number, message in enumerate(prompt):
         if not isinstance(message, dict) or "role" not in message or "content" not in message:
             raise ValueError(f"{what}: message {number} must have 'role' and 'content', got {_shown(message)}")
+
+
+def _check_characters(value: Any, origin: str) -> None:
+    """Half of a surrogate pair, as the escape \\ud800 alone, is no text: no tokenizer takes it, no log can hold it."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            half = f"character {error.start} is half of a surrogate pair, {value[error.start]!a}"
+            raise ValueError(f"{origin}: must be text, but {half}") from error
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _check_characters(item, origin)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _check_characters(item, f"{origin}: {key!r:.80}")
 
 
 def _label(row: dict[str, Any], origin: str, data: DataConfig) -> Any:

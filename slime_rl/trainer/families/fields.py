@@ -69,12 +69,20 @@ class Fields:
     def __init__(self, path: str, trust_remote_code: bool = False) -> None:
         self.path = path
         self.raw: dict[str, Any] = json.loads((Path(path) / "config.json").read_text())
-        known = SAME_CONFIG_AS.get(self.raw.get("model_type", ""))
-        if known is not None:
-            self.hf: PretrainedConfig = AutoConfig.for_model(known, **_without(self.raw, "model_type", "auto_map"))
-        else:
-            self.hf = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        self.hf = self._load(trust_remote_code)
         self._read: set[str] = set()
+
+    def _load(self, trust_remote_code: bool) -> PretrainedConfig:
+        known = SAME_CONFIG_AS.get(self.raw.get("model_type", ""))
+        try:
+            if known is not None:
+                return AutoConfig.for_model(known, **_without(self.raw, "model_type", "auto_map"))
+            return AutoConfig.from_pretrained(self.path, trust_remote_code=trust_remote_code)
+        except Exception as error:  # each configuration class checks in its own way
+            text = " ".join(str(error).split())
+            raise ValueError(
+                f"{self.path}/config.json: transformers refuses it: {type(error).__name__}: {text}"
+            ) from error
 
     @property
     def model_type(self) -> str:

@@ -119,6 +119,23 @@ def test_a_line_that_is_not_json_is_named(tmp_path: Path) -> None:
         make_source(tmp_path, "--prompt-data", str(path))
 
 
+def test_bytes_that_are_no_text_and_half_characters_are_named(tmp_path: Path) -> None:
+    good = b'{"prompt": "1", "label": "1"}\n'
+    for bad, message in (
+        (rb'{"prompt": "1\ud800", "label": "1"}', r"bad.jsonl:2: 'prompt': must be text, .* '\\ud800'"),
+        (
+            rb'{"prompt": "1", "label": "1", "metadata": {"a": ["\udfff"]}}',
+            "bad.jsonl:2: 'metadata': 'a': must be text",
+        ),
+        (b"\0\0\0\0", r"bad.jsonl:2: not valid JSON: Expecting value: line 1 column 1 "),
+        (b'{"prompt": ', r"bad.jsonl:2: not valid JSON: Expecting value: line 1 column 11 "),
+    ):
+        path = tmp_path / "bad.jsonl"
+        path.write_bytes(b"\xef\xbb\xbf" + good + bad + b"\n")
+        with pytest.raises(ValueError, match=message):
+            make_source(tmp_path, "--prompt-data", str(path))
+
+
 def test_bad_rows_are_skipped_and_counted_by_flag(tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text('{"prompt": "a", "label": "1"}\noops\n{"prompt": "b", "label": "2"}\n')

@@ -36,6 +36,29 @@ def test_overwrite_removes_outputs_and_nothing_else(tmp_path: Path) -> None:
         assert (folder / "my_notes.txt").read_text() == "mine"
 
 
+@pytest.mark.parametrize("flag", ["--hf-checkpoint", "--prompt-data"])
+def test_overwrite_spares_what_the_run_reads(tmp_path: Path, flag: str) -> None:
+    config = make_config(tmp_path, "--overwrite")
+    inside = config.run_dir / "hf" / "input"
+    inside.parent.mkdir(parents=True)
+    (config.run_dir / "metrics.jsonl").touch()
+    Path(config.model.hf_checkpoint if flag == "--hf-checkpoint" else str(config.data.prompt_data)).rename(inside)
+    name = "input.jsonl" if flag == "--prompt-data" else "input"
+    inside = inside.rename(inside.with_name(name))
+    config = make_config(tmp_path, "--overwrite", flag, str(inside))
+    with pytest.raises(ValueError, match=f"--overwrite would remove .*hf, which {flag} reads"), run_folder(config):
+        pass
+    assert inside.exists() and (config.run_dir / "metrics.jsonl").exists()
+
+
+def test_overwrite_spares_the_model_whose_folder_is_the_run_folder(tmp_path: Path) -> None:
+    folder = Path(make_config(tmp_path).model.hf_checkpoint)
+    config = make_config(tmp_path, "--overwrite", "--run-dir", str(folder))
+    with pytest.raises(ValueError, match=r"--overwrite would remove .*config\.json"), run_folder(config):
+        pass
+    assert (folder / "config.json").exists()
+
+
 def test_resume_keeps_everything(tmp_path: Path) -> None:
     config = make_config(tmp_path)
     with run_folder(config) as folder:

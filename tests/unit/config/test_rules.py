@@ -20,6 +20,12 @@ RULES = [
     ("--lr", "-1.0", "must be >= 0", "-1.0"),
     ("--min-lr", "1.0", "must be <= --lr", "1.0"),
     ("--lr", "nan", "must be >= 0", "nan"),
+    ("--lr", "inf", "must be finite", "inf"),
+    ("--rollout-temperature", "inf", "must be finite", "inf"),
+    ("--seed", "-1", "must be in [0, 2147483647]", "-1"),
+    ("--seed", "2147483648", "must be in [0, 2147483647]", "2147483648"),
+    ("--engine-mem-fraction", "1.5", "must be in (0, 1]", "1.5"),
+    ("--reward-url", "localhost:80", "must begin with http://", "localhost:80"),
     ("--adam-beta1", "1.0", r"must be in [0, 1)", "1.0"),
     ("--adam-eps", "0", "must be > 0", "0.0"),
     ("--lr-decay-updates", "0", "must be > 0", "0"),
@@ -151,6 +157,13 @@ def test_evaluation_sets_have_names_of_their_own(tmp_path: Path) -> None:
         make_config(tmp_path, "--eval-prompt-data", "math", path, "math", path)
     with pytest.raises(ValueError, match="--eval-prompt-data takes names without '/'"):
         make_config(tmp_path, "--eval-prompt-data", "a/b", path)
+
+
+@pytest.mark.parametrize("flag", ["--load", "--save-hf", "--reward-function-path", "--trackers"])
+def test_an_empty_word_is_not_taken_for_the_default(tmp_path: Path, flag: str) -> None:
+    """As `--load "$CHECKPOINT"` gives it where the variable has no value."""
+    with pytest.raises(ValueError, match=f"{flag}.* must not be empty"):
+        make_config(tmp_path, flag, "")
 
 
 def test_training_without_prompts_names_the_flag(tmp_path: Path) -> None:

@@ -64,3 +64,17 @@ def test_a_missing_size_is_named(tmp_path: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "llama", "hidden_size": 32}')
     with pytest.raises(ValueError, match=r"config\.json: has no 'num_hidden_layers'"):
         read_shape(folder)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "rule"),
+    [
+        ("hidden_size", "32", "hidden_size must be a whole number > 0, got '32'"),
+        ("num_attention_heads", 0, "num_attention_heads must be a whole number > 0, got 0"),
+        ("vocab_size", 9.5, r"vocab_size must be a whole number > 0, got 9\.5"),
+        ("num_key_value_heads", 3, "num_key_value_heads must divide num_attention_heads = 4, got 3"),
+    ],
+)
+def test_a_size_that_is_none_is_named(tmp_path: Path, field: str, value: object, rule: str) -> None:
+    with pytest.raises(ValueError, match=rf"config\.json: {rule}"):
+        read_shape(write_model_folder(tmp_path / "model", **{field: value}))

@@ -93,3 +93,10 @@ def test_frequencies_that_depend_on_the_length_are_refused(tmp_path: Path, kind:
     scaling = {"rope_type": kind, "factor": 2.0, "short_factor": [1.0] * 6, "long_factor": [1.0] * 6}
     with pytest.raises(ValueError, match=f"rope_type '{kind}' is not supported"):
         rope_parameters(fields(tmp_path, rope_theta=1e4, rope_scaling=scaling))
+
+
+def test_what_transformers_refuses_is_told_with_the_file(tmp_path: Path) -> None:
+    for model_type, layers in (("banana", 2), ("qwen3", 99)):
+        content = {"model_type": model_type, "num_hidden_layers": layers, "layer_types": ["full_attention"] * 2}
+        with pytest.raises(ValueError, match=r"config\.json: transformers refuses it: \w+: .+"):
+            fields(tmp_path, **content)
