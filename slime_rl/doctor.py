@@ -28,6 +28,8 @@ from pathlib import Path
 
 import psutil
 
+from slime_rl.observability.streams import say
+
 GIB = 1024**3
 IMPORT_TIMEOUT_S = 240.0  # importing sglang takes 10 s, on a busy machine with a cold disk a minute
 RAY_TIMEOUT_S = 90.0
@@ -326,9 +328,9 @@ def main(argv: list[str] | None = None) -> int:
     findings = examine(Path.cwd(), with_ray=not args.no_ray)
     ready = all(finding.verdict is not Verdict.PROBLEM for finding in findings)
     if args.json:
-        print(json.dumps({"ready": ready, "findings": [asdict(finding) for finding in findings]}, indent=2))
+        say(json.dumps({"ready": ready, "findings": [asdict(finding) for finding in findings]}, indent=2))
     else:
-        print(as_text(findings))
+        say(as_text(findings))
     return 0 if ready else 1
 
 

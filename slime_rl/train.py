@@ -16,17 +16,18 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from slime_rl.cluster.cluster import Cluster
 from slime_rl.cluster.errors import TrainWorkerLost, explain, write_error_log
 from slime_rl.cluster.ray_session import ray_session, with_device
 from slime_rl.cluster.run_folder import run_folder
+from slime_rl.cluster.signals import Terminated, leave_on_signals
 from slime_rl.config import Config, parse_config
 from slime_rl.config.notes import config_notes
 from slime_rl.observability.console import Console
 from slime_rl.observability.memory import PeakMemory
+from slime_rl.observability.streams import keep_standard_streams, say
 from slime_rl.observability.timers import PhaseTimer
 from slime_rl.observability.trace import PhaseTrace, open_trace, write_trace
 from slime_rl.observability.tracker import Trackers, make_trackers
@@ -261,38 +262,31 @@ def outcome(config: Config, summary: dict[str, Any], report: Path) -> dict[str, 
     return lines | {"time": f"{summary['seconds']:.0f} s", "peak memory": f"{summary['peak_rss_gib']:.2f} GiB"}
 
 
-class Terminated(BaseException):
-    """SIGTERM came. Like KeyboardInterrupt it passes every `except Exception` on its way out."""
-
-
-def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    raise Terminated
-
-
 def main(argv: list[str] | None = None) -> int:
     """Command line: 0 after a whole run, 2 for what the user can mend, 1 for anything else."""
-    signal.signal(signal.SIGTERM, _terminate)  # leave through the contexts, so that everything is stopped
+    keep_standard_streams()
     config = None
     try:
         checked = parse_config(argv)
         if checked.logging.dry_run:
             text, ready = dry_run(checked)
-            print(text)
+            say(text)
             return 0 if ready else 2
+        leave_on_signals()
         preflight(checked)
         with run_folder(checked) as folder:
             config = checked
             run(config, folder)
     except (KeyboardInterrupt, Terminated) as signalled:
         by_user = isinstance(signalled, KeyboardInterrupt)
-        print(f"slime_rl: {'interrupted' if by_user else 'ended by SIGTERM'}; nothing is left running", file=sys.stderr)
+        say(f"slime_rl: {'interrupted' if by_user else 'ended by SIGTERM'}; nothing is left running", sys.stderr)
         return 128 + (signal.SIGINT if by_user else signal.SIGTERM)
     except Exception as error:
         message, is_users = explain(error)
-        print(f"slime_rl: {message}", file=sys.stderr)
+        say(f"slime_rl: {message}", sys.stderr)
         if config is not None or not is_users:
             folder = Path() if config is None else config.run_dir
-            print(f"slime_rl: the traceback is in {write_error_log(folder, error)}", file=sys.stderr)
+            say(f"slime_rl: {write_error_log(folder, error)}", sys.stderr)
         return 2 if is_users else 1
     return 0
 

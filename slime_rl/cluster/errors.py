@@ -39,9 +39,16 @@ def explain(error: BaseException) -> tuple[str, bool]:
     return f"{type(cause).__name__}: {text}", False
 
 
-def write_error_log(folder: Path, error: BaseException) -> Path:
-    """The whole traceback, the workers' part included, as FOLDER/error.log."""
-    folder.mkdir(parents=True, exist_ok=True)
+def write_error_log(folder: Path, error: BaseException) -> str:
+    """The whole traceback, the workers' part included, as FOLDER/error.log; a line that says where it is.
+
+    Where the folder cannot be written to (a full disk may be the very error) the traceback is in what is returned.
+    """
     path = folder / "error.log"
-    path.write_text("".join(traceback.format_exception(error)))
-    return path
+    text = "".join(traceback.format_exception(error))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    except OSError as problem:
+        return f"the traceback cannot be written to {path} ({problem.strerror}):\n{text}"
+    return f"the traceback is in {path}"

@@ -57,9 +57,11 @@ def ray_session(config: Config) -> Iterator[None]:
 def _own_signal_handlers() -> Iterator[None]:
     """Put SIGTERM and SIGINT back after the block: Ray's own handlers print a stack trace and leave no context."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _use_own_token() -> None:

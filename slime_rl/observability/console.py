@@ -24,6 +24,7 @@ from rich.live import Live
 from slime_rl.config import Config
 from slime_rl.observability.advice import Advice, advise
 from slime_rl.observability.console_view import RunView, evaluation_line, live_panel, step_line
+from slime_rl.observability.streams import say
 from slime_rl.observability.wording import duration
 from slime_rl.types import Sample
 
@@ -155,10 +156,13 @@ class Console:
 
     def _refresh(self) -> None:
         if self._live is not None and self._live.is_started:
-            self._live.refresh()
+            try:
+                self._live.refresh()
+            except OSError:  # the terminal is gone; the run goes on
+                self._live = None
 
     def _print(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
+        say(text, self._stream)
 
 
 class _ConsoleHandler(logging.Handler):

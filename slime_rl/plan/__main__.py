@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from slime_rl.config import Config, parse_config
+from slime_rl.observability.streams import say
 from slime_rl.plan.hardware import ACCELERATORS
 from slime_rl.plan.plan import CPU, find_lengths, find_site, make_plan, measured_rates
 from slime_rl.plan.text import as_json, as_text
@@ -72,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         print(f"slime_rl.plan: {error}", file=sys.stderr)
         return 2
-    print(json.dumps(as_json(plan), indent=2) if args.json else as_text(plan))
+    say(json.dumps(as_json(plan), indent=2) if args.json else as_text(plan))
     return 1 if plan.problems else 0
 
 

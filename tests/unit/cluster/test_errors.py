@@ -26,5 +26,12 @@ def test_our_own_bug_names_its_type() -> None:
 
 
 def test_error_log_holds_the_workers_traceback(tmp_path: Path) -> None:
-    path = write_error_log(tmp_path / "run", wrapped(ValueError("bad")))
-    assert "traceback of the worker" in path.read_text()
+    said = write_error_log(tmp_path / "run", wrapped(ValueError("bad")))
+    assert said == f"the traceback is in {tmp_path / 'run' / 'error.log'}"
+    assert "traceback of the worker" in (tmp_path / "run" / "error.log").read_text()
+
+
+def test_the_traceback_is_not_lost_where_it_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file")
+    said = write_error_log(tmp_path / "run", wrapped(ValueError("bad")))
+    assert "error.log (File exists)" in said and "traceback of the worker" in said

@@ -1,0 +1,35 @@
+"""How a run is asked to end: the first Ctrl-C or SIGTERM leaves through the contexts, so that everything is stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from types import FrameType
+
+PATIENCE_S = 20.0  # leaving takes a second or two
+
+
+class Terminated(BaseException):
+    """SIGTERM came. Like KeyboardInterrupt it passes every `except Exception` on its way out."""
+
+
+def leave_on_signals() -> None:
+    """Raise KeyboardInterrupt or Terminated in the main thread at the first signal.
+
+    Further ones are not to break off what is being stopped: they are passed over, unless that takes longer than
+    PATIENCE_S; then the process ends at once, and the supervisors end everything below it.
+    """
+    began: float | None = None
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        nonlocal began
+        if began is None:
+            began = time.monotonic()
+            raise KeyboardInterrupt if number == signal.SIGINT else Terminated
+        if time.monotonic() - began > PATIENCE_S:
+            os._exit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as of a shell's background job
+            signal.signal(number, leave)

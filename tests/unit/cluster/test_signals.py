@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+PROGRAM = """
+import signal, sys, time
+from slime_rl.cluster import signals
+signals.PATIENCE_S = float(sys.argv[1])
+signals.leave_on_signals()
+try:
+    print("ready", flush=True)
+    time.sleep(30)
+except (KeyboardInterrupt, signals.Terminated) as error:
+    print(type(error).__name__, flush=True)
+    time.sleep(float(sys.argv[2]))
+    print("stopped", flush=True)
+"""
+
+
+def start(patience_s: float, stopping_s: float) -> subprocess.Popen[str]:
+    arguments = [sys.executable, "-c", PROGRAM, str(patience_s), str(stopping_s)]
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), [(signal.SIGINT, "KeyboardInterrupt"), (signal.SIGTERM, "Terminated")], ids=["ctrl-c", "term"]
+)
+def test_a_second_signal_does_not_break_off_the_stopping(number: signal.Signals, name: str) -> None:
+    process = start(60, 0.5)
+    process.send_signal(number)
+    assert process.stdout is not None and process.stdout.readline() == f"{name}\n"
+    for again in (signal.SIGINT, signal.SIGTERM, number):
+        process.send_signal(again)
+        time.sleep(0.05)
+    assert process.communicate(timeout=20)[0] == "stopped\n"
+    assert process.returncode == 0
+
+
+def test_a_stopping_that_hangs_can_be_ended() -> None:
+    process = start(0, 30)
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout is not None and process.stdout.readline() == "Terminated\n"
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=10)
+    assert process.returncode == 128 + signal.SIGINT
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    program = "import signal; from slime_rl.cluster.signals import leave_on_signals; "
+    program += "signal.signal(signal.SIGINT, signal.SIG_IGN); leave_on_signals(); signal.raise_signal(signal.SIGINT)"
+    assert subprocess.run([sys.executable, "-c", program], timeout=20).returncode == 0
