@@ -6,6 +6,9 @@ import difflib
 import functools
 import importlib
 import inspect
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,3 +91,20 @@ class ExtensionPoint:
 def _suggest(word: str, known: Any) -> str:
     close = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+@contextmanager
+def own_code(flag: str, where: str = "", explained: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Around a call of the user's code: what it raises becomes a ValueError with the flag, the error and the line.
+
+    Errors of the types `explained` speak for themselves and pass. SystemExit and KeyboardInterrupt do not: out of a
+    coroutine they would end the event loop, and the run would wait for an answer for ever.
+    """
+    try:
+        yield
+    except explained:
+        raise
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
+        frames = traceback.extract_tb(error.__traceback__)[1:]  # without this one
+        place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+        raise ValueError(f"{flag} raised {type(error).__name__}: {error}{place}{where}") from error

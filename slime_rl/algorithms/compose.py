@@ -9,6 +9,8 @@ Aggregation follows in the trainer: loss = sum over t of token_weights_t * loss_
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 import torch
 from torch import Tensor
 
@@ -17,6 +19,7 @@ from slime_rl.algorithms.kl import kl_tokens
 from slime_rl.algorithms.off_policy import kept_by_rules
 from slime_rl.config import Config
 from slime_rl.protocols import OffPolicyFunction, PolicyLossFunction
+from slime_rl.registry import own_code
 
 
 def compose_loss(
@@ -33,13 +36,15 @@ def compose_loss(
     batch = batch.cleaned()
     mask, weights, metrics = batch.mask, torch.ones_like(batch.mask), {}
     if off_policy_fn is not None:
-        correction = off_policy_fn(config, batch)
+        with _of_user("--off-policy-correction", config.algorithm.off_policy_correction):
+            correction = off_policy_fn(config, batch)
         mask = torch.where(kept_by_rules(config, batch), correction.mask, 0.0)
         weights = _kept(correction.weights.detach(), mask)
         rejected = ((batch.mask > 0) & (mask <= 0)).to(batch.mask.dtype)
         metrics = {**correction.metrics, "off_policy/rejected": rejected}
     batch = batch.with_mask(mask).cleaned()
-    policy = loss_fn(config, batch)
+    with _of_user("--policy-loss", config.algorithm.policy_loss):
+        policy = loss_fn(config, batch)
     if policy.loss.shape != mask.shape:
         raise ValueError(
             f"--policy-loss {config.algorithm.policy_loss}: must return one loss per token, shape {tuple(mask.shape)}, "
@@ -54,6 +59,10 @@ def compose_loss(
         loss = loss + config.algorithm.kl_loss_coef * kl
         metrics["kl_loss"] = kl.detach()
     return LossOutput(loss=loss, metrics={**metrics, "loss": loss.detach()})
+
+
+def _of_user(flag: str, name: str) -> AbstractContextManager[None]:
+    return own_code(f"{flag} {name}", explained=() if ":" in name else (Exception,))
 
 
 def _kept(x: Tensor, mask: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from slime_rl.config import Config
 from slime_rl.protocols import SampleFilter
+from slime_rl.registry import own_code
 from slime_rl.types import Group, Sample
 
 
@@ -95,10 +96,11 @@ def filter_samples(config: Config, sample_filter: SampleFilter, group: Group) ->
     Returns (None, or the reason to drop the group because no sample is left; response tokens that will not train).
 
     Raises:
-        ValueError: the filter returned something else than it must.
+        ValueError: the filter raised, or returned something else than it must.
     """
-    answer = sample_filter(config, group.samples)
     flag = f"--sample-filter-path {config.buffer.sample_filter_path}"
+    with own_code(flag, f", for group {group.group_index}"):
+        answer: Any = sample_filter(config, group.samples)
     if answer is None or isinstance(answer, str):
         answer = [answer] * len(group.samples)
     if not isinstance(answer, list) or not all(reason is None or isinstance(reason, str) for reason in answer):

@@ -27,6 +27,7 @@ from slime_rl.buffer.replay import ReplayPool
 from slime_rl.config import Config
 from slime_rl.data.codec import decode, encode
 from slime_rl.protocols import BufferFilter, CountsSkippedRows, PromptSource
+from slime_rl.registry import own_code
 from slime_rl.types import Group, Prompt, Sample
 
 FORMAT = 2
@@ -268,7 +269,8 @@ class LedgerBuffer:
     def _apply_filter(self, step: int, candidates: list[int], num_groups: int) -> list[Group]:
         """Let a custom policy choose. It sees every candidate with its tokens, spilled ones read from disk."""
         flag = f"--buffer-filter-path {self.config.buffer.buffer_filter_path}"
-        chosen = self.filter(self.config, step, self.payloads.get_many(candidates), num_groups)
+        with own_code(flag, f", for step {step}"):
+            chosen = self.filter(self.config, step, self.payloads.get_many(candidates), num_groups)
         if not isinstance(chosen, list) or not all(isinstance(group, Group) for group in chosen):
             raise ValueError(f"{flag} must return a list of groups, got {type(chosen).__name__}")
         indices = [group.group_index for group in chosen]

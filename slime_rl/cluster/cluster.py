@@ -15,11 +15,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import ray
+from ray.exceptions import RayActorError
 
 from slime_rl.cluster.checkpoint import find_checkpoint, read_meta, verify
 from slime_rl.cluster.engines import EngineGroup, other_engines, policy_engines
 from slime_rl.cluster.errors import TrainWorkerLost
 from slime_rl.cluster.load_checks import check_loadable
+from slime_rl.cluster.loop_watch import BLOCKED_FILE
 from slime_rl.cluster.placement import Placement
 from slime_rl.cluster.saver import Saver
 from slime_rl.cluster.train_group import CriticGroup, TrainGroup
@@ -55,6 +57,7 @@ class Rollout:
     def __init__(self, config: Config) -> None:
         self.look_after: Callable[[], None] | None = None  # set once engines serve
         self.actor: Any = ray.remote(RolloutActor).options(num_cpus=1).remote(config)
+        self._blocked = config.run_dir / "logs" / BLOCKED_FILE
 
     def begin(self, method: str, *args: Any) -> Any:
         """Start a call and return its reference."""
@@ -68,11 +71,16 @@ class Rollout:
         return bool(ray.wait([reference], timeout=0)[0])
 
     def wait(self, reference: Any) -> Any:
-        """The result of a call of `begin`; raises what it raised."""
+        """The result of a call of `begin`; raises what it raised; TimeoutError when something blocked it."""
         while not ray.wait([reference], timeout=_LOOK_AFTER_S)[0]:
             if self.look_after is not None:
                 self.look_after()
-        return ray.get(reference)
+        try:
+            return ray.get(reference)
+        except RayActorError as error:
+            if not self._blocked.exists():
+                raise
+            raise TimeoutError(self._blocked.read_text()) from error
 
 
 class Cluster:

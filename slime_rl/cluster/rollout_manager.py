@@ -20,6 +20,7 @@ import ray
 
 from slime_rl.buffer.dumps import RolloutDumps, open_dumps
 from slime_rl.buffer.opening import open_buffer
+from slime_rl.cluster.loop_watch import BLOCKED_FILE, watch_loop
 from slime_rl.cluster.train_group import StepBatch
 from slime_rl.config import Config
 from slime_rl.data.batches import RolloutBatch, rollout_batch_from_groups, split_for_data_parallel
@@ -127,6 +128,7 @@ class RolloutManager:
             trace=trace,
             lengths=self.lengths,
         )
+        watch_loop(self.config.rollout.group_timeout_s, self.config.run_dir / "logs" / BLOCKED_FILE)
         freeze_heap()
 
     @property

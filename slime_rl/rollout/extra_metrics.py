@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slime_rl.config import Config
 from slime_rl.protocols import LogFunction
-from slime_rl.registry import ExtensionPoint
+from slime_rl.registry import ExtensionPoint, own_code
 from slime_rl.types import Sample
 
 LOG_FUNCTIONS = ExtensionPoint(flag="--log-function-path", protocol=LogFunction, builtins={})
@@ -16,8 +16,9 @@ def extra_metrics(function: LogFunction, config: Config, step: int, samples: lis
     Raises:
         ValueError: it returned something else than a dictionary of numbers; names the flag and the value.
     """
-    metrics = function(config, step, samples)
     flag = f"--log-function-path {config.logging.log_function_path}"
+    with own_code(flag, f", for step {step}"):
+        metrics = function(config, step, samples)
     if not isinstance(metrics, dict):
         raise ValueError(f"{flag} must return a dictionary of names and numbers, got {metrics!r}")
     for name, value in metrics.items():

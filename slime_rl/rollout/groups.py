@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import math
 import time
-import traceback
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -20,6 +19,7 @@ from slime_rl.buffer.policies import DYNAMIC_FILTERS, SAMPLE_FILTERS
 from slime_rl.config import Config
 from slime_rl.data.rendering import render_prompt
 from slime_rl.protocols import GenerateFunction, GroupFilter, RewardFunction, SampleFilter
+from slime_rl.registry import own_code
 from slime_rl.rollout.agent.tools import row_tools
 from slime_rl.rollout.generate import GENERATE_FUNCTIONS, seeded
 from slime_rl.rollout.greedy import add_greedy_baseline
@@ -30,6 +30,7 @@ from slime_rl.types import Group, Sample, Status
 
 UNFINISHED = "unfinished"  # verdict on a group that has samples to generate yet: back to the buffer
 OnStart = Callable[[SampleScope], None]
+_DROP_HINT = "--rollout-error drop would drop the group instead"
 FAILED = "failed_samples"  # reason for a group of which too few samples are left
 
 
@@ -82,7 +83,17 @@ class GroupRunner:
             if self.config.rollout.rollout_error == "stop":
                 raise
             return f"error_{type(error).__name__}"
-        reason = self.filter(self.config, group.samples) if self.filter else None
+        return self._filter(group)
+
+    def _filter(self, group: Group) -> str | None:
+        """None, or the reason for which the filters drop the group."""
+        options, reason = self.config.buffer, None
+        if self.filter is not None:
+            flag = f"--dynamic-filter-path {options.dynamic_filter_path}"
+            with own_code(flag, f", for group {group.group_index}"):
+                reason = self.filter(self.config, group.samples)
+            if reason is not None and not isinstance(reason, str):
+                raise ValueError(f"{flag} must return None, which keeps the group, or a reason, got {reason!r}")
         if reason is None and self.sample_filter is not None:
             reason, tokens = filter_samples(self.config, self.sample_filter, group)
             self.wasted_tokens += tokens
@@ -167,26 +178,26 @@ class GroupRunner:
     async def score(self, samples: list[Sample]) -> None:
         """Set `reward` (and `reward_info`) of every sample."""
         started = time.monotonic()
-        try:
-            with current_runtime().trace.span("rewards", "reward", group=samples[0].group_index):
-                values = await self.reward(self.config, samples)
-        except Exception as error:
-            raise _blame(reward_flag(self.config), error, f"group {samples[0].group_index}") from error
+        group = samples[0].group_index
+        with (
+            own_code(reward_flag(self.config), f", for group {group}; {_DROP_HINT}"),
+            current_runtime().trace.span("rewards", "reward", group=group),
+        ):
+            values = await self.reward(self.config, samples)
         self.reward_seconds += time.monotonic() - started
         set_rewards(self.config, samples, values)
 
     async def _generate_one(self, sample: Sample, sampling_params: dict[str, Any]) -> Sample | list[Sample]:
         had = sample.response_length
-        try:
+        path = self.config.rollout.generate_function_path
+        # Ours tell of the engine's answer and of the client's deadline; an own one's ValueError may be any.
+        explained = () if ":" in path else (ValueError, TimeoutError)
+        where = f", for sample {sample.index}; {_DROP_HINT}"
+        with own_code(f"--generate-function-path {path}", where, explained):
             result = await self.generate(self.config, sample, sampling_params)
-            if had and self.config.asynchrony.mask_offpolicy_in_partial_rollout:
-                mask_older(sample, had)
-            return result
-        except (ValueError, TimeoutError):
-            raise  # the engine's answer or the client's deadline; already explained
-        except Exception as error:
-            flag = f"--generate-function-path {self.config.rollout.generate_function_path}"
-            raise _blame(flag, error, f"sample {sample.index}") from error
+        if had and self.config.asynchrony.mask_offpolicy_in_partial_rollout:
+            mask_older(sample, had)
+        return result
 
 
 def prepare(config: Config, samples: list[Sample]) -> None:
@@ -254,14 +265,6 @@ def reward_flag(config: Config) -> str:
     """The flag and value that chose the reward function, for messages."""
     path = config.reward.reward_function_path
     return f"--reward-function-path {path}" if path is not None else f"--rm-type {config.reward.rm_type}"
-
-
-def _blame(flag: str, error: Exception, where: str) -> ValueError:
-    """User code failed: a message with its flag, its error, and the line of its own file."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    hint = "--rollout-error drop would drop the group instead"
-    return ValueError(f"{flag} raised {type(error).__name__}: {error}{place}, for {where}; {hint}")
 
 
 def _as_number(value: Any) -> float | None:

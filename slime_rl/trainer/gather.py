@@ -20,6 +20,7 @@ from slime_rl.algorithms.batch import AdvantageBatch
 from slime_rl.algorithms.policy_losses.covariance import select_by_covariance
 from slime_rl.config import Config
 from slime_rl.protocols import AdvantageFunction
+from slime_rl.registry import own_code
 from slime_rl.trainer.distributed import Axis, gather_ragged
 from slime_rl.trainer.shard import Shard
 
@@ -47,7 +48,9 @@ class GlobalBatch:
             ValueError: the estimator returned something else than one number per token.
         """
         batch = self._advantage_batch()
-        result = estimator(config, batch)
+        name = config.algorithm.advantage_estimator
+        with own_code(f"--advantage-estimator {name}", explained=() if ":" in name else (Exception,)):
+            result = estimator(config, batch)
         wanted = tuple(batch.mask.shape)
         if not isinstance(result, Tensor) or tuple(result.shape) != wanted:
             got = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__

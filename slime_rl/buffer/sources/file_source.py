@@ -19,6 +19,7 @@ from slime_rl.buffer.sources.order import epoch_order
 from slime_rl.buffer.sources.prompts import LocatedPrompt, prompt_length_problem
 from slime_rl.buffer.sources.table import SKIP_HINT, PromptTable
 from slime_rl.config import Config
+from slime_rl.registry import own_code
 from slime_rl.types import Prompt
 
 log = logging.getLogger(__name__)
@@ -153,7 +154,8 @@ class FilePromptSource:
         assert self.curriculum is not None
         rows = order[self._rows[order] <= _Row.GOOD].tolist()
         flag = f"--curriculum-path {self.config.data.curriculum_path}"
-        chosen = self.curriculum(self.config, epoch, list(rows), self.table.get)
+        with own_code(flag, f", for epoch {epoch}"):
+            chosen = self.curriculum(self.config, epoch, list(rows), self.table.get)
         if not isinstance(chosen, list) or not all(type(row) is int for row in chosen):
             raise ValueError(f"{flag} must return a list of row numbers, got {chosen!r:.80}")
         if foreign := sorted(set(chosen) - set(rows)):

@@ -23,6 +23,12 @@ def test_anything_else_names_the_flag(tmp_path: Path, value: Any) -> None:
         extra_metrics(lambda config, step, s: value, config, 0, [])
 
 
+def test_what_it_raises_names_the_flag(tmp_path: Path) -> None:
+    config = make_config(tmp_path, "--log-function-path", "my:fn")
+    with pytest.raises(ValueError, match=r"--log-function-path my:fn raised ZeroDivisionError: .*, for step 4"):
+        extra_metrics(lambda config, step, s: {"a": 1 / step * 0 + 1 / 0}, config, 4, [])
+
+
 def test_wrong_signature_is_found_when_loaded() -> None:
     with pytest.raises(ValueError, match=r"called as \(config, step, samples\)"):
         LOG_FUNCTIONS.load("test_extra_metrics:one_argument")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,48 @@ def test_length_stop_is_truncated(tmp_path: Path) -> None:
 def test_reward_that_raises_names_flag_error_and_line(tmp_path: Path) -> None:
     config = make_config(tmp_path, "--reward-function-path", "test_groups:broken_reward")
     with pytest.raises(ValueError, match=r"test_groups:broken_reward raised ZeroDivisionError.*test_groups\.py:\d+"):
+        run_group(config, make_group(), lambda body: answer([5]))
+
+
+async def leaving(config: Any, group: list[Sample]) -> list[float]:
+    sys.exit(3)
+
+
+async def interrupting(config: Any, group: list[Sample]) -> list[float]:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("name", "error"), [("leaving", "SystemExit: 3"), ("interrupting", "KeyboardInterrupt: ")])
+def test_a_reward_that_would_end_the_event_loop_is_an_error_like_others(tmp_path: Path, name: str, error: str) -> None:
+    config = make_config(tmp_path, "--reward-function-path", f"test_groups:{name}")
+    with pytest.raises(ValueError, match=rf"test_groups:{name} raised {error} at .*test_groups\.py:\d+, for group 0"):
+        run_group(config, make_group(), lambda body: answer([5]))
+
+
+async def own_value_error(config: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    raise ValueError("invalid literal")
+
+
+def dropping_by_number(config: Any, group: list[Sample]) -> Any:
+    return 3
+
+
+def filter_that_raises(config: Any, group: list[Sample]) -> str | None:
+    raise KeyError("score")
+
+
+@pytest.mark.parametrize(
+    ("flag", "name", "message"),
+    [
+        ("--generate-function-path", "own_value_error", "raised ValueError: invalid literal at "),
+        ("--dynamic-filter-path", "dropping_by_number", "must return None, which keeps the group, or a reason, got 3"),
+        ("--dynamic-filter-path", "filter_that_raises", r"raised KeyError: 'score' at .*test_groups\.py:\d+"),
+        ("--sample-filter-path", "filter_that_raises", r"raised KeyError: 'score' at .*test_groups\.py:\d+"),
+    ],
+)
+def test_every_function_of_the_user_is_named_when_it_fails(tmp_path: Path, flag: str, name: str, message: str) -> None:
+    config = make_config(tmp_path, "--reward-function-path", "test_groups:length_reward", flag, f"test_groups:{name}")
+    with pytest.raises(ValueError, match=f"{flag} test_groups:{name} {message}"):
         run_group(config, make_group(), lambda body: answer([5]))
 
 
