@@ -7,6 +7,8 @@ import logging
 import os
 import shutil
 import signal
+import socket
+import subprocess
 import sys
 import time
 import uuid
@@ -24,6 +26,8 @@ from slime_rl.engine.supervise import SGLANG_SHM_PREFIX
 _OTHER_ACTORS = 2
 # Ray gives up by itself when its daemons are not up within 30 s, which happens on a busy machine.
 _START_TRIES = 3
+_ANSWERS_WITHIN_S = 10.0
+_PROBE_S = 30.0  # imports Ray
 
 
 @contextmanager
@@ -36,21 +40,57 @@ def ray_session(config: Config) -> Iterator[None]:
 
     Raises:
         RuntimeError: Ray did not start within --start-timeout-s; with its last log lines.
+        ValueError: no cluster answers at --ray-address.
     """
     head = None
     address = config.cluster.ray_address
-    if address is None:
+    if address is not None:
+        check_cluster(address)
+    else:
         _use_own_token()
         head, address = _start_head(config)
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
         with _own_signal_handlers():
-            ray.init(address=address, namespace=f"slime_rl_{os.getpid()}", **options)
+            try:
+                ray.init(address=address, namespace=f"slime_rl_{os.getpid()}", **options)
+            except ConnectionError as error:
+                if head is not None:
+                    raise
+                raise ValueError(f"--ray-address {address}: {error}") from error
         yield
     finally:
         ray.shutdown()
         if head is not None:
             head.stop(grace_s=0.1)  # nothing of value is in it; its own shutdown takes seconds
+
+
+def check_cluster(address: str) -> None:
+    """Check that a Ray cluster answers at HOST:PORT: `ray.init` would ask for minutes, and hear no signal meanwhile.
+
+    Raises:
+        ValueError: nothing answers there, or something that is no Ray cluster.
+    """
+    host, _, port = address.rpartition(":")
+    if not port.isdigit():
+        return  # auto, or what else Ray knows
+    flag = f"--ray-address {address}"
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWERS_WITHIN_S).close()
+    except (OSError, OverflowError) as error:
+        raise ValueError(
+            f"{flag}: nothing answers there ({error}); `ray status` on the head node shows whether it runs"
+        ) from error
+    probe = [sys.executable, "-c", "import sys, ray; ray._raylet.GcsClient(address=sys.argv[1])", address]
+    try:
+        answers = subprocess.run(probe, capture_output=True, timeout=_PROBE_S).returncode == 0
+    except subprocess.TimeoutExpired:
+        answers = False
+    if not answers:
+        raise ValueError(
+            f"{flag}: what answers there is no Ray cluster, or one with another token; the port is that of `ray start "
+            "--head --port`, not the dashboard's or the client's"
+        )
 
 
 @contextmanager

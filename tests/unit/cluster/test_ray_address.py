@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from slime_rl.cluster import ray_session
+from slime_rl.cluster.ray_session import check_cluster
+
+
+def test_an_address_where_nothing_answers() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with pytest.raises(ValueError, match=f"--ray-address 127.0.0.1:{port}: nothing answers there .*refused"):
+        check_cluster(f"127.0.0.1:{port}")
+    with pytest.raises(ValueError, match=r"--ray-address no-such-host\.invalid:6379: nothing answers there"):
+        check_cluster("no-such-host.invalid:6379")
+
+
+def test_an_address_of_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_session, "_PROBE_S", 4.0)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(ValueError, match=f"--ray-address 127.0.0.1:{port}: what answers there is no Ray cluster"):
+            check_cluster(f"127.0.0.1:{port}")
