@@ -39,6 +39,7 @@ from slime_rl.rollout.agent.environments import load_environment
 from slime_rl.rollout.extra_metrics import LOG_FUNCTIONS
 from slime_rl.rollout.group_loop import ROLLOUT_FUNCTIONS, rollout_function_name
 from slime_rl.rollout.groups import GroupRunner, encode_prompt
+from slime_rl.rollout.rewards.judge import read_rubric
 from slime_rl.rollout.rewards.mixture import load_reward
 from slime_rl.trainer.checks import check_architecture, check_trainer
 from slime_rl.types import Prompt
@@ -169,9 +170,12 @@ def _check_chosen(config: Config) -> None:
         load_environment(config)
     if config.rollout.generate_function_path == "gateway":
         load_agent(config)
-    if config.reward.rm_type == "mixture" and config.reward.reward_function_path is None:
-        for name, _ in config.reward.mixture_weights:
-            load_reward(name)
+    if config.reward.reward_function_path is None:
+        if config.reward.rm_type == "mixture":
+            for name, _ in config.reward.mixture_weights:
+                load_reward(name)
+        if config.reward.rm_type == "judge":
+            read_rubric(config)
 
 
 def _data(config: Config) -> str | None:

@@ -32,6 +32,9 @@ class ExtensionPoint:
         module_name, colon, attribute = target.partition(":")
         if not colon or not module_name or not attribute:
             raise ValueError(f"{self.flag}: {spec!r} is not {self._choices()}{_suggest(spec, self.builtins)}")
+        if "/" in module_name or module_name.endswith(".py"):
+            module = module_name.removesuffix(".py").strip("./").replace("/", ".")
+            raise ValueError(f"{self.flag}: {spec!r} names a file; give the module, as {module}:{attribute}")
         try:
             module = importlib.import_module(module_name)
         except (Exception, SystemExit) as error:  # user code may raise anything at import

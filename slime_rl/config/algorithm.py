@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -155,6 +156,7 @@ class AlgorithmConfig:
         check(self.eps_clip < 1, "--eps-clip", "must be < 1", self.eps_clip)
         if self.eps_clip_c is not None:
             check(self.eps_clip_c > 1, "--eps-clip-c", "must be > 1", self.eps_clip_c)
+            check(math.isfinite(self.eps_clip_c), "--eps-clip-c", "must be finite", self.eps_clip_c)
         check_positive(kl_target=self.kl_target, kl_horizon=self.kl_horizon)
         check(self.kl_target is None or self.kl_coef > 0, "--kl-target", "needs --kl-coef > 0", self.kl_target)
         check(self.use_kl_loss or self.kl_loss_coef == 0, "--kl-loss-coef", "needs --use-kl-loss", self.kl_loss_coef)

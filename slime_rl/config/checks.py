@@ -49,6 +49,18 @@ def check_file(flag: str, path: str) -> None:
     check(Path(path).is_file(), flag, "must be a file that exists", path)
 
 
+def read_text(flag: str, path: str | Path) -> str:
+    """The text of a file that a flag names.
+
+    Raises:
+        ValueError: it cannot be read, or is no text; with the flag and the file.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{flag} {path}: cannot be read as text: {error}") from error
+
+
 def check_data_files(flag: str, spec: str) -> None:
     """Every part of a comma-separated data spec is there: a file, a folder or a glob that matches something."""
     for part in spec.split(","):

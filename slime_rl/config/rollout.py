@@ -282,6 +282,7 @@ class RewardConfig:
             except ValueError:
                 equals = ""
             check(bool(equals) and bool(name), "--reward-mixture", "takes NAME=WEIGHT", entry)
+            check(math.isfinite(pairs[-1][1]), "--reward-mixture", "takes finite weights", entry)
         return tuple(pairs)
 
 

@@ -110,7 +110,8 @@ class LoggingConfig:
             check(name in TRACKER_NAMES, "--trackers", f"takes {', '.join(TRACKER_NAMES)}", name)
         check(len(set(self.trackers)) == len(self.trackers), "--trackers", "must name each once", self.trackers)
         host, _, port = self.prometheus_address.rpartition(":")
-        check(bool(host) and port.isdigit(), "--prometheus-address", "must be HOST:PORT", self.prometheus_address)
+        is_port = port.isdigit() and int(port) < 2**16
+        check(bool(host) and is_port, "--prometheus-address", "must be HOST:PORT", self.prometheus_address)
         for step in self.dump_train_steps:
             check(step >= 0, "--dump-train-steps", "must be >= 0", step)
         check(bool(self.run_dir), "--run-dir", "must not be empty", self.run_dir)

@@ -61,7 +61,7 @@ def read_served_models(path: str, gpus_per_engine: int) -> tuple[ServedModel, ..
     check_file(FLAG, path)
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{FLAG} {path}: not YAML: {error}") from error
     entries = content.get("sglang") if isinstance(content, dict) else None
     if not isinstance(entries, list) or not entries or len(content) != 1:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from slime_rl.config.checks import check, check_not_negative, check_positive
+from slime_rl.config.checks import check, check_not_negative, check_positive, read_text
 from slime_rl.config.flags import flag
 
 
@@ -59,7 +59,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.engine_api_key_file is not None:
             path = Path(self.engine_api_key_file)
-            is_key = path.is_file() and len(path.read_text().split()) == 1
+            is_key = path.is_file() and len(read_text("--engine-api-key-file", path).split()) == 1
             check(is_key, "--engine-api-key-file", "must be a file with one word in it", self.engine_api_key_file)
         check_positive(
             engine_threads=self.engine_threads,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -58,6 +59,8 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_not_negative(num_steps=self.num_steps)
+        target = self.stop_at_eval_accuracy
+        check(target is None or math.isfinite(target), "--stop-at-eval-accuracy", "must be finite", target)
         # The generators of numpy and SGLang take 32 bits, and every engine adds its number.
         check(0 <= self.seed < 2**31, "--seed", "must be in [0, 2147483647]", self.seed)
         check_positive(

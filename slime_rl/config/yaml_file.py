@@ -61,7 +61,7 @@ def _arguments(path: str, check_words: Callable[[list[str]], object] | None) -> 
     check_file("--config", path)
     try:
         content = yaml.load(Path(path).read_text(encoding="utf-8"), _StrictLoader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"--config {path}: not YAML: {error}") from error
     except ValueError as error:
         raise ValueError(f"--config {path}: {error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -24,7 +25,8 @@ def keep_standard_streams() -> None:
         if stream is None:  # its descriptor was closed when Python started, and may be another file's by now
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - as long as the process
         elif isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            with contextlib.suppress(OSError):  # it may be one that cannot be written to any more
+                stream.reconfigure(errors="backslashreplace")
 
 
 def say(text: str, stream: IO[str] | None = None) -> None:

@@ -90,6 +90,7 @@ def test_a_check_that_breaks_down_does_not_hide_the_others(tmp_path: Path, monke
     [
         (("--generate-function-path", "environment_loop"), "environment_loop needs --environment-path"),
         (("--generate-function-path", "gateway"), "gateway needs --agent-path"),
+        (("--rm-type", "judge", "--judge-prompt", str(pytest.__file__)), "must contain {response}"),
         (("--rm-type", "mixture", "--reward-mixture", "banana=1"), "--reward-mixture: 'banana' is not one of"),
     ],
 )

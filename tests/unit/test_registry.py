@@ -129,3 +129,10 @@ def test_partial_of_an_async_function_with_too_few_parameters_left_is_refused() 
     point = ExtensionPoint("--generate-function-path", GenerateFunction, {})
     with pytest.raises(ValueError, match=r"called as \(config, sample, sampling_params\)"):
         point.check("here:f", functools.partial(generate))
+
+
+@pytest.mark.parametrize("spec", ["./my/rewards.py:reward", "my/rewards.py:reward", "my/rewards:reward"])
+def test_a_file_is_answered_with_its_module(spec: str) -> None:
+    point = ExtensionPoint(flag="--x", protocol=GroupFilter, builtins={})
+    with pytest.raises(ValueError, match=rf"--x: '{spec}' names a file; give the module, as my\.rewards:reward"):
+        point.load(spec)

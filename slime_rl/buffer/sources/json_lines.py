@@ -30,7 +30,7 @@ class JsonLines:
         self._file.seek(int(self._offsets[row]))
         try:
             value = json.loads(self._file.readline().decode("utf-8-sig").rstrip())
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"not valid JSON: {error}") from error
         return as_row(value)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable
@@ -43,7 +44,13 @@ def open_rows(path: str, limit: int | None = None) -> RowFile:
     Raises:
         ValueError: the file is not what its name says; names the file.
     """
-    suffix = Path(path).suffix
+    try:
+        return _open(path, Path(path).suffix, limit)
+    except (OSError, UnicodeDecodeError, RecursionError, csv.Error) as error:
+        raise ValueError(f"{path}: cannot be read: {error}") from error
+
+
+def _open(path: str, suffix: str, limit: int | None) -> RowFile:
     if suffix == ".jsonl":
         return JsonLines(path, limit)
     if suffix == ".json":
@@ -173,6 +180,7 @@ def _read_yaml(path: str) -> tuple[list[Any], list[int]]:
 
 def _read_csv(path: str) -> tuple[list[Any], list[int]]:
     rows, lines = [], []
+    csv.field_size_limit(sys.maxsize)  # a prompt may be longer than csv's 128 KiB
     with open(path, newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
         for row in reader:

@@ -23,6 +23,7 @@ import yaml
 
 from slime_rl.config import Config
 from slime_rl.config.agent import AgentConfig
+from slime_rl.config.checks import read_text
 from slime_rl.rollout.agent.mcp import McpError, McpServer
 from slime_rl.rollout.agent.parsing import ToolCall
 from slime_rl.rollout.rewards.fence import current_fence
@@ -143,8 +144,8 @@ def tool_set(config: AgentConfig) -> ToolSet:
 def _read_file(path: Path, timeout_s: float) -> list[Tool]:
     where = f"--tool-config {path}"
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+        content = yaml.safe_load(read_text("--tool-config", path))
+    except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"{where}: is not YAML: {error}") from error
     if not isinstance(content, dict) or not content or not content.keys() <= {"tools", "mcp"}:
         raise ValueError(f"{where}: must have a list under 'tools', under 'mcp', or both, got {content!r}")

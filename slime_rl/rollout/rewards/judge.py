@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from pathlib import Path
 from typing import Any
 
 from slime_rl.config import Config
+from slime_rl.config.checks import read_text
 from slime_rl.data.rendering import render_prompt
 from slime_rl.rollout.rewards.answers import without_thinking
 from slime_rl.rollout.rewards.http import post_json, reward_service
@@ -57,7 +57,7 @@ def read_rubric(config: Config) -> str:
         ValueError: it has no place for the response.
     """
     path = config.reward.judge_prompt
-    rubric = RUBRIC if path is None else Path(path).read_text(encoding="utf-8")
+    rubric = RUBRIC if path is None else read_text("--judge-prompt", path)
     if "{response}" not in rubric:
         raise ValueError(f"--judge-prompt {path}: must contain {{response}}, and may contain {{prompt}} and {{label}}")
     return rubric

@@ -135,3 +135,27 @@ def test_a_weight_says_how_often_an_epoch_sees_each_row(tmp_path: Path) -> None:
     assert len(set(first[8:])) == len(set(second[8:])) == 3
     assert set(first[8:]) <= set(range(4, 10))
     assert first[8:] != second[8:]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("deep.jsonl", b"[" * 100_000, r"deep\.jsonl:1: not valid JSON: .*recursion"),
+        ("long.jsonl", b'{"prompt": ' + b"1" * 5000 + b"}", r"long\.jsonl:1: not valid JSON: .*digits"),
+        ("deep.json", b"[" * 100_000, r"deep\.json: cannot be read: .*recursion"),
+        ("deep.yaml", b"[" * 5_000, r"deep\.yaml: cannot be read: .*recursion"),
+        ("latin.csv", "prompt,label\né,2\n".encode("latin1"), r"latin\.csv: cannot be read: .*0xe9"),
+        ("latin.json", '[{"prompt": "é"}]'.encode("latin1"), r"latin\.json: .*0xe9"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and "." in value and "\\" not in value else "",
+)
+def test_what_breaks_a_parser_is_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read_prompts(str(tmp_path / name), make_config(tmp_path).data, "--prompt-data")
+
+
+def test_a_csv_field_may_be_long(tmp_path: Path) -> None:
+    (tmp_path / "long.csv").write_text(f"prompt,label\n{'1' * 200_000},2\n")
+    (prompt,) = read_prompts(str(tmp_path / "long.csv"), make_config(tmp_path).data, "--prompt-data")
+    assert len(prompt.prompt) == 200_000

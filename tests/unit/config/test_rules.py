@@ -25,6 +25,10 @@ RULES = [
     ("--seed", "-1", "must be in [0, 2147483647]", "-1"),
     ("--seed", "2147483648", "must be in [0, 2147483647]", "2147483648"),
     ("--engine-mem-fraction", "1.5", "must be in (0, 1]", "1.5"),
+    ("--eps-clip-c", "inf", "must be finite", "inf"),
+    ("--stop-at-eval-accuracy", "nan", "must be finite", "nan"),
+    ("--reward-mixture", "math=nan", "takes finite weights", "math=nan"),
+    ("--prometheus-address", "h:70000", "must be HOST:PORT", "h:70000"),
     ("--reward-url", "localhost:80", "must begin with http://", "localhost:80"),
     ("--adam-beta1", "1.0", r"must be in [0, 1)", "1.0"),
     ("--adam-eps", "0", "must be > 0", "0.0"),
@@ -238,3 +242,9 @@ def test_counts_of_nodes_and_gpus_give_those_of_workers_and_engines(tmp_path: Pa
 def test_counts_that_do_not_fit_are_refused(tmp_path: Path, flags: tuple[str, ...], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         make_config(tmp_path, *flags)
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"--engine-api-key-file .*key: cannot be read as text: .*0xff"):
+        make_config(tmp_path, "--engine-api-key-file", str(tmp_path / "key"))
