@@ -44,14 +44,17 @@ class SharedPacking:
 
 
 def prompt_families(rows: list[int], sequences: Sequences, cap: int) -> list[list[int]]:
-    """Rows with the same prompt together, in chunks that `cap` tokens hold (a longer single row is alone)."""
+    """Rows with the same prompt together, in chunks that `cap` tokens hold (a longer single row is alone).
+
+    Nothing is predicted from a response's last token, so a response of one token adds none to its chunk.
+    """
     chunks: list[list[int]] = []
     open_chunks: dict[bytes, tuple[int, int]] = {}  # prompt -> (its chunk with room, tokens in that)
     for row in rows:
         prompt = sequences.prompt(row).numpy().tobytes()
         added = sequences.response_length(row) - 1
-        chunk, size = open_chunks.get(prompt, (-1, cap))
-        if size + added > cap:
+        chunk, size = open_chunks.get(prompt, (None, 0))
+        if chunk is None or size + added > cap:
             chunk, size = len(chunks), sequences.prompt_lengths[row]
             chunks.append([])
         chunks[chunk].append(row)

@@ -22,7 +22,7 @@ def make_micro_batches(state: TrainState, shard: Shard, rows: list[int]) -> list
         lengths = sequences.lengths
         units, sizes = [[row] for row in rows], [lengths[row] for row in rows]
     else:
-        cap = token_cap(train, layout, splits) if train.micro_batch_size is None else 1  # with 1 every row is a unit
+        cap = token_cap(train, layout, splits) if train.micro_batch_size is None else 0  # with 0 every row is a unit
         units = prompt_families(rows, sequences, cap)
         sizes = [num_tokens(unit, sequences) for unit in units]
     parts = split_rows(units, sizes, train, layout, splits, state.hidden_size, state.device)

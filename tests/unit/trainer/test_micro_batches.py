@@ -22,6 +22,7 @@ from slime_rl.trainer.packing import (  # noqa: E402
     padded_lengths,
     split_rows,
 )
+from slime_rl.trainer.sequences import Sequences  # noqa: E402
 from slime_rl.trainer.shard import make_shard  # noqa: E402
 from slime_rl.trainer.shared_prompts import num_tokens, prompt_families  # noqa: E402
 
@@ -94,6 +95,21 @@ def test_families_keep_the_cap_and_lose_no_row(config: Any) -> None:
             assert len({tuple(sequences.prompt(row).tolist()) for row in unit}) == 1
             assert len(unit) == 1 or num_tokens(unit, sequences) <= cap
     assert [len(unit) for unit in units] == [6, 6, 6]
+
+
+@pytest.mark.parametrize("cap", [0, 1, 3, 100])
+def test_families_of_responses_of_one_token(cap: int) -> None:
+    """Such a response adds no token to the pass of its prompt: 1 2 | 9 and 3 | 9 and 1 2 | 9 and 3 | 9."""
+    sequences = Sequences(
+        tokens=torch.tensor([1, 2, 9, 3, 9, 1, 2, 9, 3, 9]),
+        offsets=torch.tensor([0, 3, 5, 8, 10]),
+        prompt_lengths=[2, 1, 2, 1],
+        response_offsets=torch.arange(5),
+    )
+    units = prompt_families([0, 1, 2, 3], sequences, cap)
+    expected = {0: [[0], [1], [2], [3]], 1: [[0], [1, 3], [2]]}.get(cap, [[0, 2], [1, 3]])
+    assert units == expected
+    assert [num_tokens(unit, sequences) for unit in units] == [sequences.prompt_lengths[unit[0]] for unit in units]
 
 
 @pytest.mark.parametrize("cp", [2, 3])
