@@ -27,6 +27,7 @@ from slime_rl.cluster.saver import Saver
 from slime_rl.cluster.train_group import CriticGroup, TrainGroup
 from slime_rl.config import Config
 from slime_rl.engine.guard import EngineState, note_fault
+from slime_rl.rollout.groups import reward_flag
 from slime_rl.weight_sync.report import SyncReport
 
 if TYPE_CHECKING:
@@ -56,8 +57,12 @@ class Rollout:
 
     def __init__(self, config: Config) -> None:
         self.look_after: Callable[[], None] | None = None  # set once engines serve
-        self.actor: Any = ray.remote(RolloutActor).options(num_cpus=1).remote(config)
+        self.actor: Any = self._start(config)
         self._blocked = config.run_dir / "logs" / BLOCKED_FILE
+        self._functions = f"{reward_flag(config)}, --generate-function-path {config.rollout.generate_function_path}"
+
+    def _start(self, config: Config) -> Any:
+        return ray.remote(RolloutActor).options(num_cpus=1).remote(config)
 
     def begin(self, method: str, *args: Any) -> Any:
         """Start a call and return its reference."""
@@ -78,9 +83,12 @@ class Rollout:
         try:
             return ray.get(reference)
         except RayActorError as error:
-            if not self._blocked.exists():
-                raise
-            raise TimeoutError(self._blocked.read_text()) from error
+            if self._blocked.exists():
+                raise TimeoutError(self._blocked.read_text()) from error
+            raise RuntimeError(
+                "the process that generates and scores has died: killed, out of memory, or ended by what runs in it "
+                f"({self._functions}); see {self._blocked.parent}. Ray says: {str(error).splitlines()[0]}"
+            ) from error
 
 
 class Cluster:

@@ -3,6 +3,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
+from factories import make_config
+from ray.exceptions import RayActorError
+
+from slime_rl.cluster.cluster import Rollout
+from slime_rl.cluster.loop_watch import BLOCKED_FILE
 
 PROGRAM = """
 import asyncio, sys, time
@@ -43,3 +51,22 @@ def test_an_old_report_is_removed_and_a_loop_that_turns_is_left_alone(tmp_path: 
     (tmp_path / "logs" / "blocked.txt").write_text("of an earlier run")
     assert run(tmp_path).returncode == 0
     assert not (tmp_path / "logs" / "blocked.txt").exists()
+
+
+@pytest.mark.parametrize("blocked", [True, False])
+def test_the_end_of_the_rollout_process_is_told_with_its_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocked: bool
+) -> None:
+    def died(reference: Any) -> Any:
+        raise RayActorError()
+
+    monkeypatch.setattr(Rollout, "_start", lambda self, config: None)
+    monkeypatch.setattr("ray.wait", lambda references, timeout: (references, []))
+    monkeypatch.setattr("ray.get", died)
+    config = make_config(tmp_path, "--reward-function-path", "mine:reward")
+    if blocked:
+        (config.run_dir / "logs").mkdir(parents=True)
+        (config.run_dir / "logs" / BLOCKED_FILE).write_text("mine.py:3 in reward has blocked everything")
+    kind, text = (TimeoutError, r"mine\.py:3 in reward") if blocked else (RuntimeError, "mine:reward.* Ray says: ")
+    with pytest.raises(kind, match=text):
+        Rollout(config).wait(None)
