@@ -35,10 +35,10 @@ def say(text: str, stream: IO[str] | None = None) -> None:
     Once it cannot be written to (a pipe that nobody reads, a full disk, a terminal that is gone), nothing is written to
     it any more.
     """
-    stream = sys.stdout if stream is None else stream
+    target: IO[str] = sys.stdout if stream is None else stream
     try:
-        print(text, file=stream, flush=True)
+        print(text, file=target, flush=True)
     except OSError:
         # What is still in its buffer would fail again at exit, and give the process another exit code.
         with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), stream.fileno())
+            os.dup2(nowhere.fileno(), target.fileno())
