@@ -25,6 +25,7 @@ class BatchedAttention(TorchNativeAttnBackend):
         is_decoding = forward_batch.forward_mode.is_decode_or_idle()
         num_new = [1] * len(lengths) if is_decoding else forward_batch.extend_seq_lens.tolist()
         starts = [0, *torch.tensor(num_new).cumsum(0).tolist()[:-1]]
+        assert self.req_to_token_pool is not None
         places = self.req_to_token_pool.req_to_token[forward_batch.req_pool_indices, : max(lengths, default=0)]
         self.blocks = plan(starts, num_new, lengths, places) if lengths else []
 
