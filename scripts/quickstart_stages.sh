@@ -28,7 +28,7 @@ grpo)
         --hf-checkpoint "$4" --prompt-data "$DATA/train.jsonl" \
         --rollout-batch-size 128 --n-samples-per-prompt 8 --num-updates-per-rollout 4 \
         --advantage-estimator grpo --no-grpo-std-normalization --eps-clip-high 0.28 --old-log-probs rollout \
-        --num-steps 40 --lr 1e-3 --lr-decay-style linear --min-lr 2e-4 --adam-beta2 0.95 \
+        --num-steps 60 --lr 1e-3 --lr-decay-style linear --min-lr 2e-4 --adam-beta2 0.95 \
         --eval-interval 6 --stop-at-eval-accuracy 0.95 --tensorboard
     ;;
 *)
