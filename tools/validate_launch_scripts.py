@@ -134,8 +134,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_quickstart(["--output", str(folder)])
-        (folder / "warmup").mkdir()
-        (folder / "warmup" / "hf").symlink_to(folder / "model")
+        shutil.copytree(folder / "model", folder / "warmup" / "hf")
         for launch in launches():
             checked += 1
             try:
