@@ -28,7 +28,7 @@ from slime_rl.data.state_files import load_state
 from tools.make_quickstart import main as make_quickstart
 
 BATCH = 4
-STEPS_BETWEEN_KILLS = 4
+STEPS_BETWEEN_KILLS = 12  # of a quarter of a second
 MOST_S = 300.0  # for a run to get to its next kill, and to end after it
 VICTIMS = {
     "trainer": "ray::TrainActor",
@@ -66,7 +66,7 @@ def kill_real_runs(num_kills: int, rng: random.Random) -> tuple[int, int, int]:
             run = RealRun(Path(root), mode, STEPS_BETWEEN_KILLS * (kills + 1))
             started = time.monotonic()
             for i, victim in enumerate(victims):
-                run.kill(victim, STEPS_BETWEEN_KILLS * i + rng.randint(1, STEPS_BETWEEN_KILLS), rng.uniform(0, 1.0))
+                run.kill(victim, STEPS_BETWEEN_KILLS * i + rng.randint(1, STEPS_BETWEEN_KILLS), rng.uniform(0, 0.5))
             run_lost, run_twice, same = run.finish()
         fixed = f", same prompts in each step: {same}" if mode.is_fixed else ""
         print(
@@ -97,6 +97,7 @@ class RealRun:
     def _start(self) -> subprocess.Popen[bytes]:
         checkpoints = self.folder / "run" / "checkpoints"
         resume = ["--load", str(checkpoints)] if (checkpoints / "latest").is_file() else ["--overwrite"]
+        self.started_at = time.time()
         with (self.folder / "log").open("ab") as log:
             command = [sys.executable, "-m", "slime_rl.train", *self.flags, *resume]
             return subprocess.Popen(command, stdout=log, stderr=log)
@@ -122,7 +123,13 @@ class RealRun:
     def _wait_for_steps(self, count: int) -> None:
         metrics = self.folder / "run" / "metrics.jsonl"
         deadline = time.monotonic() + MOST_S
-        while not metrics.is_file() or metrics.read_text().count('"train/loss"') < count:
+
+        def is_there() -> bool:
+            """The run that was started last has trained, and the steps of all of them are enough."""
+            is_new = metrics.is_file() and metrics.stat().st_mtime > self.started_at
+            return is_new and metrics.read_text().count('"train/loss"') >= count
+
+        while not is_there():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise ValueError(f"a real run did not get to step {count}:\n{self._end_of_log()}")
             time.sleep(0.05)
