@@ -330,7 +330,11 @@ def main(argv: list[str]) -> int:
     if len(argv) != 1:
         print("usage: python -m slime_rl.buffer.conformance package.module:Class")
         return 2
-    results = check_buffer(argv[0])
+    try:
+        results = check_buffer(argv[0])
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     for name, problem in results.items():
         print(f"{'ok    ' if problem is None else 'FAILED'} {name.replace('_', ' ')}")
         if problem is not None:

@@ -78,6 +78,7 @@ class FilePromptSource:
             raise ValueError(f"--long-prompt skip leaves no prompt at all; the last one: {problem}")
         if self._num_long:
             log.warning("--prompt-data: left out %d of %d prompts; the last: %s", self._num_long, len(good), problem)
+            self._order = self._order_of(0)  # a curriculum is not shown them, here as after a resume
 
     def next_prompts(self, num_prompts: int) -> list[tuple[int, Prompt]]:
         """The next prompts as (epoch, prompt), going on to the next epoch when one ends.

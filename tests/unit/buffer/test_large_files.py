@@ -173,3 +173,14 @@ def test_a_curriculum_sees_usable_rows_only_and_another_one_is_refused_on_resume
     plain = make_source(tmp_path, path, "--bad-rows", "skip")
     with pytest.raises(ValueError, match="data order has curriculum 'test_large_files:backwards', this run has None"):
         plain.load_state_dict(through_disk(source.state_dict()))
+
+
+def test_a_curriculum_goes_on_with_the_same_rows_when_long_prompts_are_left_out(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "p.jsonl", ["a" * 30 if i % 3 == 0 else f"p{i}" for i in range(12)])
+    flags = ("--long-prompt", "skip", "--max-prompt-len", "20", "--curriculum-path", "test_large_files:backwards")
+    uninterrupted, before, after = (make_source(tmp_path, path, *flags) for _ in range(3))
+    for source in (uninterrupted, before, after):
+        source.limit_lengths(lambda prompt: list(prompt.prompt))
+    first = before.next_prompts(4)
+    after.load_state_dict(through_disk(before.state_dict()))
+    assert [*first, *after.next_prompts(12)] == uninterrupted.next_prompts(16)
