@@ -90,9 +90,7 @@ def time_ours(path: Path, batch: RolloutBatch, threads: int, warm_up: RolloutBat
         from slime_rl.trainer.shard import make_shard
         from slime_rl.trainer.token_pass import make_micro_batches
 
-        micro_batches = make_micro_batches(
-            worker.state, make_shard(config, batch, worker.device), list(range(len(batch)))
-        )
+        micro_batches = make_micro_batches(worker.state, make_shard(worker.state, batch), list(range(len(batch))))
         passed = sum(micro.input_ids.numel() for micro in micro_batches)
         waste = max(0.0, passed / int(batch.total_lengths.sum()) - 1)  # below: last tokens are not passed
         worker.train(0, warm_up)  # allocates the optimizer's state

@@ -19,6 +19,7 @@ from slime_rl.observability.trace import NO_TRACE, Trace
 from slime_rl.rollout.scope import current_scope
 from slime_rl.rollout.slots import Slots
 from slime_rl.rollout.versions import token_versions
+from slime_rl.types import all_finite
 
 ABORT_TIMEOUT_S = 5.0  # an engine that takes longer to hear of an abort is gone; its requests end with the connection
 _JSON = {"Content-Type": "application/json"}
@@ -195,6 +196,11 @@ def _generation(answer: dict[str, Any]) -> Generation:
     if len(log_probs) != len(tokens):
         raise ValueError(
             f"engine answered {len(tokens)} tokens but {len(log_probs)} log-probs; its meta_info has {sorted(meta)}"
+        )
+    if not all_finite(log_probs):  # what is no number in JSON arrives as null
+        raise ValueError(
+            "engine answered a log-prob that is no finite number, so its weights or its arithmetic are broken: "
+            f"token {next(i for i, x in enumerate(log_probs) if not all_finite([x]))} of {len(log_probs)}"
         )
     return Generation(
         tokens=tokens,

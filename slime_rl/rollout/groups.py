@@ -26,7 +26,7 @@ from slime_rl.rollout.greedy import add_greedy_baseline
 from slime_rl.rollout.rewards import REWARDS
 from slime_rl.rollout.runtime import current_runtime
 from slime_rl.rollout.scope import SampleScope, use_scope
-from slime_rl.types import Group, Sample, Status
+from slime_rl.types import Group, Sample, Status, all_finite
 
 UNFINISHED = "unfinished"  # verdict on a group that has samples to generate yet: back to the buffer
 OnStart = Callable[[SampleScope], None]
@@ -292,5 +292,13 @@ def _check_generated(config: Config, sample: Any) -> None:
             f"{flag}: sample {sample.index} has {len(sample.tokens) - sample.prompt_length} response tokens but "
             f"{sample.response_length} mask entries; grow responses with Sample.append_tokens only"
         )
+    for name, numbers in (("rollout_log_probs", sample.rollout_log_probs), ("weight_versions", sample.weight_versions)):
+        if len(numbers) != sample.response_length or not all_finite(numbers):
+            raise ValueError(
+                f"{flag}: sample {sample.index} must have one finite number for each of its {sample.response_length} "
+                f"response tokens in {name}; grow responses with Sample.append_tokens only"
+            )
+    if not {0, 1}.issuperset(sample.loss_mask):
+        raise ValueError(f"{flag}: the loss_mask of sample {sample.index} must be 0 or 1, got {set(sample.loss_mask)}")
     if sample.status.is_finished and sample.response_length == 0:
         raise ValueError(f"{flag}: sample {sample.index} is {sample.status} without a single response token")

@@ -66,7 +66,7 @@ def critic_step(
         NonFiniteError: a loss or gradient is NaN or infinite.
     """
     timer = PhaseTimer(critic.device, critic.trace)
-    data = StepData(config, batch, make_shard(config, batch, critic.device), step)
+    data = StepData(config, batch, make_shard(critic, batch), step)
     timer.seconds |= seconds_before(given, of_critic=True)
     config = with_kl_coef(config, given_kl_coef(given, config))
     token_fields = sampled_fields(config, data.shard) | unpack_fields(given, batch, critic)

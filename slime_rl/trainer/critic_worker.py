@@ -42,7 +42,7 @@ class CriticWorker(GroupMember):
         from slime_rl.trainer.token_fields import pack_fields
         from slime_rl.trainer.token_pass import token_pass
 
-        timer, shard = PhaseTimer(self.device, self.critic.trace), make_shard(self.config, batch, self.device)
+        timer, shard = PhaseTimer(self.device, self.critic.trace), make_shard(self.critic, batch)
         with timer.phase("values"):
             values = token_pass(self.critic, shard)
         return pack_fields(batch, {"values": values}, timer, self.config.algorithm.kl_coef)

@@ -47,7 +47,7 @@ class MicroBatchResult:
     rows: list[int]
     loss: Tensor  # scalar, its part of the update's loss
     parts: dict[str, Tensor]  # scalars, to be summed (or maximised) over micro-batches and workers
-    bad_tokens: Tensor  # [T] bool, loss not finite
+    bad_tokens: dict[str, Tensor]  # [T] bool each: where the loss, or a number of a trained token, is not finite
     sample_ids: Tensor  # [T] int64, 0..n-1
 
 
@@ -113,7 +113,7 @@ class PolicyMicroBatchLoss:
             cov_selected=_at(inputs.cov_selected, at),
         )
         output = compose_loss(self.config, batch, self.loss_fn, self.off_policy_fn)
-        loss, result = weighted(micro_batch, output, inputs.weights[at])
+        loss, result = weighted(micro_batch, output, inputs.weights[at], batch.mask, _engine_and_model(batch))
         if self.measure_gap:
             result.parts.update(gap_parts(log_probs.detach(), batch.rollout_log_probs, batch.mask))
         return loss, result
@@ -136,7 +136,8 @@ class CriticInputs:
             output = value_loss(
                 config, values=values, old_values=self.old_values[at], returns=self.returns[at], mask=self.mask[at]
             )
-            return weighted(micro_batch, output, self.weights[at])
+            given = {"values": self.old_values[at], "returns": self.returns[at]}
+            return weighted(micro_batch, output, self.weights[at], self.mask[at], given)
 
         return loss
 
@@ -144,17 +145,37 @@ class CriticInputs:
 Objective = PolicyInputs | CriticInputs  # what an update minimises
 
 
-def weighted(micro_batch: MicroBatch, output: LossOutput, weights: Tensor) -> tuple[Tensor, MicroBatchResult]:
-    """The scalar to differentiate, and the micro-batch's part of every metric; `weights [T]`."""
+def weighted(
+    micro_batch: MicroBatch, output: LossOutput, weights: Tensor, mask: Tensor, given: dict[str, Tensor]
+) -> tuple[Tensor, MicroBatchResult]:
+    """The scalar to differentiate, and the micro-batch's part of every metric.
+
+    Args:
+        weights, mask: `[T]` float32.
+        given: `[T]` float32 each, what the loss was made from. A clip or a mask may hide that one is not finite.
+    """
     loss = (weights * output.loss).sum()
+    bad = {"the loss": ~torch.isfinite(output.loss.detach())}
+    bad |= {name: ~torch.isfinite(numbers) & (mask > 0) for name, numbers in given.items()}
     return loss, MicroBatchResult(
         index=micro_batch.index,
         rows=micro_batch.rows,
         loss=loss.detach(),
         parts=token_metrics(output.metrics, weights),
-        bad_tokens=~torch.isfinite(output.loss.detach()),
+        bad_tokens=bad,
         sample_ids=micro_batch.sample_ids,
     )
+
+
+def _engine_and_model(batch: LossBatch) -> dict[str, Tensor]:
+    named = {
+        "advantages": batch.advantages,
+        "rollout_log_probs": batch.rollout_log_probs,
+        "old_log_probs": batch.old_log_probs,
+        "ref_log_probs": batch.ref_log_probs,
+        "teacher_log_probs": batch.teacher_log_probs,
+    }
+    return {name: numbers for name, numbers in named.items() if numbers is not None}
 
 
 def _at(values: Tensor | None, index: Tensor) -> Tensor | None:
@@ -179,10 +200,11 @@ def find_problem(
     """
     problems = []
     for result in results:
-        if bool(result.bad_tokens.any()):
-            rows = result.sample_ids[result.bad_tokens].unique().tolist()
-            samples = [int(sample_ids[result.rows[i]]) for i in rows]
-            problems.append(f"micro-batch {result.index} of data-parallel worker {dp_rank}, samples {samples}")
+        where = f"micro-batch {result.index} of data-parallel worker {dp_rank}"
+        for name, bad in result.bad_tokens.items():
+            if bool(bad.any()):
+                rows = result.sample_ids[bad].unique().tolist()
+                problems.append(f"{name} in {where}, samples {[int(sample_ids[result.rows[i]]) for i in rows]}")
     found = torch.tensor([len(problems)], device=device)
     dist.all_reduce(found, dist.ReduceOp.MAX)
     if not int(found):
@@ -190,7 +212,7 @@ def find_problem(
     everywhere: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everywhere, problems)
     listed = sorted({problem for part in everywhere for problem in part})
-    return f"the loss is not finite in {'; '.join(listed)} (sample numbers of the step's batch)"
+    return f"not finite: {'; '.join(listed)} (sample numbers of the step's batch)"
 
 
 def reduce_metrics(results: list[MicroBatchResult], layout: Layout, device: torch.device) -> dict[str, float]:

@@ -86,7 +86,7 @@ def replay_update(worker: Any, folder: Path) -> Replay:
     tensors = load_tensors(own / "tensors.safetensors")
     holder = load_tensors(folder / f"rank_{record['weights_rank']:05d}" / "tensors.safetensors")
     restore_weights(state.models, _part(holder, "weights/"))
-    shard = make_shard(state.config, load_batch(own / "batch", RolloutBatch), state.device)
+    shard = make_shard(state, load_batch(own / "batch", RolloutBatch))
     given: dict[str, Any] = {name: value.to(state.device) for name, value in _part(tensors, "inputs/").items()}
     if record["role"] == "policy":
         absent: dict[str, Any] = dict.fromkeys(field.name for field in fields(PolicyInputs))

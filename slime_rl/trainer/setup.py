@@ -11,6 +11,7 @@ from transformers import AutoConfig
 
 from slime_rl.algorithms.adaptive_kl import AdaptiveKL
 from slime_rl.config import Config
+from slime_rl.trainer.architecture import Architecture
 from slime_rl.trainer.arguments import parse_megatron_args
 from slime_rl.trainer.critic import critic_config
 from slime_rl.trainer.distributed import Layout
@@ -60,7 +61,7 @@ def build_state(config: Config, layout: Layout, device: torch.device) -> tuple[T
     temperature = 1.0 if config.train.loss == "sft" else config.sampling.rollout_temperature
     spec = head_spec(layout.tp.group, layout.tp.rank, layout.tp.size, architecture.vocab_size, temperature)
     head = PolicyHead(spec, layout, config.parallel.sequence_parallel)
-    state = _assemble(config, layout, device, models, architecture.config, head)
+    state = _assemble(config, layout, device, models, architecture, head)
     state.reference, state.teacher = reference, teacher
     algorithm = config.algorithm
     if algorithm.kl_target is not None:
@@ -84,18 +85,18 @@ def build_critic(config: Config, layout: Layout, device: torch.device) -> TrainS
     conversion.load_weights(models, path)
     attach_value_head(models, transformer.hidden_size, device)
     head = CriticHead(layout, config.parallel.sequence_parallel)
-    state = _assemble(config, layout, device, models, transformer, head)
+    state = _assemble(config, layout, device, models, conversion.architecture, head)
     dist.barrier()
     return state
 
 
 def _assemble(
-    config: Config, layout: Layout, device: torch.device, models: list[Any], transformer: Any, head: TokenHead
+    config: Config, layout: Layout, device: torch.device, models: list[Any], architecture: Architecture, head: TokenHead
 ) -> TrainState:
     """Gradient buffers, optimizer and schedule around models that have their weights."""
     args = parse_megatron_args(config.model.megatron_args)
     shares_prompts = config.train.share_prompts and layout.cp.size == 1 and prepare_shared_prompts(models)
-    wrapped = wrap_ddp(models, transformer, args)
+    wrapped = wrap_ddp(models, architecture.config, args)
     optimizer = make_optimizer(config, wrapped, args)
     return TrainState(
         config=config,
@@ -105,7 +106,8 @@ def _assemble(
         optimizer=optimizer,
         scheduler=make_scheduler(config, optimizer),
         head=head,
-        hidden_size=transformer.hidden_size,
+        hidden_size=architecture.config.hidden_size,
+        vocab_size=architecture.vocab_size,
         shares_prompts=shares_prompts,
     )
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from slime_rl.algorithms.overlong import overlong_filter
-from slime_rl.config import Config
 from slime_rl.data.batches import RolloutBatch
 from slime_rl.trainer.sequences import Sequences
+from slime_rl.trainer.state import TrainState
 
 
 @dataclass(frozen=True)
@@ -34,15 +34,18 @@ class Shard:
     num_samples: int  # of the global batch
 
 
-def make_shard(config: Config, batch: RolloutBatch, device: torch.device) -> Shard:
-    """Check the batch and move what training needs to `device`.
+def make_shard(state: TrainState, batch: RolloutBatch) -> Shard:
+    """Check the batch and move what training needs to the worker's device.
 
     Raises:
-        ValueError: a prompt or response without tokens.
+        ValueError: a prompt or response without tokens, a token that is outside the vocabulary, a mask that is neither
+            0 nor 1, or an update that the step does not have.
     """
+    config, device = state.config, state.device
     prompts, responses = batch.dense("prompt_lengths").cpu(), batch.response_lengths
     if len(batch) == 0 or int(prompts.min()) < 1 or int(responses.min()) < 1:
         raise ValueError("every data-parallel worker needs samples with at least one prompt and one response token")
+    _check_values(batch, state.vocab_size, config.train.num_updates_per_rollout)
     sequences = Sequences(
         tokens=batch.ragged("tokens").values.cpu(),
         offsets=batch.ragged("tokens").offsets,
@@ -70,3 +73,29 @@ def make_shard(config: Config, batch: RolloutBatch, device: torch.device) -> Sha
         weight_version=batch.meta_info["weight_version"],
         num_samples=batch.meta_info["num_samples"],
     )
+
+
+def _check_values(batch: RolloutBatch, vocab_size: int, num_updates: int) -> None:
+    """Numbers that are inside no range here would be trained on as if they were others."""
+    tokens, masks, updates = batch.ragged("tokens"), batch.ragged("loss_mask"), batch.dense("update_ids").cpu()
+    sample_ids = batch.dense("sample_ids").tolist()
+
+    def refuse(rule: str, row: int, value: float) -> None:
+        raise ValueError(f"step {batch.meta_info['step']}, sample {sample_ids[row]}: {rule}, got {value:g}")
+
+    for values, offsets, bad, rule in (
+        (tokens.values, tokens.offsets, (tokens.values < 0) | (tokens.values >= vocab_size), _token_rule(vocab_size)),
+        (masks.values, masks.offsets, (masks.values != 0) & (masks.values != 1), "loss_mask must be 0 or 1"),
+    ):
+        if bool(bad.any()):
+            at = int(bad.nonzero()[0])
+            row = int(torch.searchsorted(offsets.cpu(), at, right=True)) - 1
+            refuse(rule, row, float(values[at]))
+    outside = (updates < 0) | (updates >= num_updates)
+    if bool(outside.any()):
+        row = int(outside.nonzero()[0])
+        refuse(f"update_ids must be 0..{num_updates - 1} (--num-updates-per-rollout)", row, int(updates[row]))
+
+
+def _token_rule(vocab_size: int) -> str:
+    return f"tokens must be 0..{vocab_size - 1}, the vocabulary of config.json"

@@ -27,6 +27,7 @@ class TrainState:
     scheduler: Any
     head: TokenHead
     hidden_size: int
+    vocab_size: int
     shares_prompts: bool  # a prompt of several samples is computed once, see trainer.shared_prompts
     reference: ReferenceWeights | None = None
     teacher: ReferenceWeights | None = None

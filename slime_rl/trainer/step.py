@@ -52,7 +52,7 @@ def train_step(
         NonFiniteError: a loss or gradient is NaN or infinite.
     """
     config, timer = with_kl_coef(state.config, current_kl_coef(state)), PhaseTimer(state.device, state.trace)
-    data = StepData(state.config, batch, make_shard(config, batch, state.device), step)
+    data = StepData(state.config, batch, make_shard(state, batch), step)
     timer.seconds |= seconds_before(given, of_critic=False)
     token_fields = sampled_fields(config, data.shard)
     token_fields |= unpack_fields(given, batch, state) if given else policy_fields(state, data.shard, timer)

@@ -81,7 +81,7 @@ class TrainWorker(GroupMember):
 
         self.wait_until_copied()  # the reference takes the place of the weights that a save is copying
         timer = PhaseTimer(self.device, self.state.trace)
-        fields = policy_fields(self.state, make_shard(self.config, batch, self.device), timer)
+        fields = policy_fields(self.state, make_shard(self.state, batch), timer)
         return pack_fields(batch, fields, timer, current_kl_coef(self.state))
 
     def compute_log_probs(self, batch: RolloutBatch, which: Literal["policy", "reference"] = "policy") -> Tensor:
@@ -99,7 +99,7 @@ class TrainWorker(GroupMember):
         if which == "reference" and reference is None:
             raise ValueError("there is no reference model: neither --use-kl-loss nor --kl-coef asks for one")
         self.wait_until_copied()
-        shard = make_shard(self.config, batch, self.device)
+        shard = make_shard(self.state, batch)
         weights = nullcontext()
         if which == "reference" and reference is not None:
             weights = reference.swapped_into(self.state.models)
@@ -117,7 +117,7 @@ class TrainWorker(GroupMember):
 
         if self.critic is None:
             raise ValueError("there is no critic: only --advantage-estimator gae has one")
-        return token_pass(self.critic, make_shard(self.config, batch, self.device)).cpu()
+        return token_pass(self.critic, make_shard(self.critic, batch)).cpu()
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
         """(Hugging Face name, full tensor on the worker's device), one at a time, in the same order on every rank.

@@ -104,6 +104,20 @@ def test_answer_with_missing_log_probs_is_refused() -> None:
     asyncio.run(go())
 
 
+@pytest.mark.parametrize("value", [None, float("inf"), "-1.5"])
+def test_answer_with_a_log_prob_that_is_no_number_is_refused(value: object) -> None:
+    broken = answer([1, 2])
+    broken["meta_info"]["output_token_logprobs"][1][0] = value
+
+    async def go() -> None:
+        async with scripted_engine(lambda body: broken) as (url, _):
+            async with EngineClient(url, max_in_flight=1, timeout_s=5) as client:
+                with pytest.raises(ValueError, match=r"no finite number.*token 1 of 2|JSON"):
+                    await client.generate([1], {})
+
+    asyncio.run(go())
+
+
 def test_no_more_requests_are_in_flight_than_allowed() -> None:
     now, most = 0, 0
 

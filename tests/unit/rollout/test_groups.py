@@ -152,6 +152,26 @@ async def tokens_without_mask(config: Any, sample: Sample, sampling_params: dict
     return sample
 
 
+async def log_prob_of_nan(config: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    sample.append_tokens([5, 6], log_probs=[-0.5, float("nan")], versions=[0, 0])
+    sample.status = Status.COMPLETED
+    return sample
+
+
+async def version_too_few(config: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    sample.append_tokens([5, 6], log_probs=[-0.5, -1.5], versions=[0, 0])
+    sample.weight_versions.pop()
+    sample.status = Status.COMPLETED
+    return sample
+
+
+async def mask_of_two(config: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    sample.append_tokens([5, 6], log_probs=[-0.5, -1.5], versions=[0, 0])
+    sample.loss_mask[0] = 2
+    sample.status = Status.COMPLETED
+    return sample
+
+
 async def done_without_a_token(config: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
     sample.status = Status.COMPLETED
     return sample
@@ -165,6 +185,15 @@ async def done_without_a_token(config: Any, sample: Sample, sampling_params: dic
         ("text_among_samples", "must return a Sample or a list of them, got NoneType"),
         ("nothing", "returned an empty list for sample 0; give it Status.FAILED instead"),
         ("tokens_without_mask", "sample 0 has 2 response tokens but 0 mask entries"),
+        (
+            "log_prob_of_nan",
+            "sample 0 must have one finite number for each of its 2 response tokens in rollout_log_probs",
+        ),
+        (
+            "version_too_few",
+            "sample 0 must have one finite number for each of its 2 response tokens in weight_versions",
+        ),
+        ("mask_of_two", "loss_mask of sample 0 must be 0 or 1, got"),
         ("done_without_a_token", "sample 0 is completed without a single response token"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.tiny_models import VOCAB_SIZE
 from benchmarks.trainer_cases import make_batch, make_config
+from slime_rl.data.batches import RolloutBatch
+from slime_rl.data.ragged import Ragged
 from slime_rl.trainer.device import prepare_process, resolve_device
 
 prepare_process(resolve_device("cpu"), 0, 1, 1)
@@ -23,7 +27,7 @@ from slime_rl.trainer.packing import (  # noqa: E402
     split_rows,
 )
 from slime_rl.trainer.sequences import Sequences  # noqa: E402
-from slime_rl.trainer.shard import make_shard  # noqa: E402
+from slime_rl.trainer.shard import Shard, make_shard  # noqa: E402
 from slime_rl.trainer.shared_prompts import num_tokens, prompt_families  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -36,6 +40,11 @@ def make_layout(cp: int = 1, cp_rank: int = 0, tp: int = 1, pp: int = 1, vpp: in
     )
 
 
+def shard_of(config: Any, batch: Any) -> Shard:
+    state: Any = SimpleNamespace(config=config, device=CPU, vocab_size=VOCAB_SIZE)
+    return make_shard(state, batch)
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> Any:
     (tmp_path / "config.json").write_text("{}")
@@ -44,7 +53,7 @@ def config(tmp_path: Path) -> Any:
 
 def test_every_response_token_is_predicted_by_the_token_before_it(config: Any) -> None:
     batch = make_batch()
-    shard = make_shard(config, batch, CPU)
+    shard = shard_of(config, batch)
     rows = [7, 2, 5]
     micro = make_micro_batch(0, rows, shard.sequences, make_layout(), False, CPU)
     flat = torch.cat([batch.ragged("tokens")[row] for row in rows])
@@ -58,7 +67,7 @@ def test_every_response_token_is_predicted_by_the_token_before_it(config: Any) -
 
 
 def test_a_shared_prompt_is_in_the_pass_once(config: Any) -> None:
-    shard = make_shard(config, make_batch(), CPU)
+    shard = shard_of(config, make_batch())
     sequences, rows = shard.sequences, [0, 1, 2, 4]  # a group of three and one of another
     micro = make_shared_micro_batch(0, rows, sequences, make_layout(tp=4), True)
     plain = make_micro_batch(0, rows, sequences, make_layout(), False, CPU)
@@ -86,7 +95,7 @@ def test_a_shared_prompt_is_in_the_pass_once(config: Any) -> None:
 
 
 def test_families_keep_the_cap_and_lose_no_row(config: Any) -> None:
-    sequences = make_shard(config, make_batch(groups=3, samples=6), CPU).sequences
+    sequences = shard_of(config, make_batch(groups=3, samples=6)).sequences
     rows = list(range(18))
     for cap in (1, 40, 90, 10_000):
         units = prompt_families(rows, sequences, cap)
@@ -114,7 +123,7 @@ def test_families_of_responses_of_one_token(cap: int) -> None:
 
 @pytest.mark.parametrize("cp", [2, 3])
 def test_context_parallel_workers_own_every_response_token_once(config: Any, cp: int) -> None:
-    shard = make_shard(config, make_batch(), CPU)
+    shard = shard_of(config, make_batch())
     rows = [0, 4, 9]
     whole = make_micro_batch(0, rows, shard.sequences, make_layout(), False, CPU)
     targets = torch.full_like(whole.targets, -1)
@@ -135,7 +144,7 @@ def test_sequence_parallel_pads_to_a_multiple_of_the_workers() -> None:
 
 
 def test_empty_micro_batch_keeps_the_workers_in_step(config: Any) -> None:
-    shard = make_shard(config, make_batch(), CPU)
+    shard = shard_of(config, make_batch())
     micro = make_micro_batch(3, [], shard.sequences, make_layout(cp=2, tp=2), True, CPU)
     assert micro.num_samples == 0 and len(micro.targets) == 0
     assert micro.input_ids.size(1) % 2 == 0
@@ -181,11 +190,12 @@ def test_worker_with_fewer_samples_fills_up_with_empty_ones(monkeypatch: pytest.
 
 
 def test_global_batch_does_not_depend_on_the_workers_order(config: Any) -> None:
+    config = config.with_sections(train=replace(config.train, num_updates_per_rollout=2))
     batch, dp = make_batch(updates=2), Axis(None, 1, 0)
     order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(0))
     whole, mixed = (
         gather_global(shard, {"mask": shard.mask, "rollout_log_probs": shard.rollout_log_probs}, len(batch), dp)
-        for shard in (make_shard(config, batch, CPU), make_shard(config, batch.select_rows(order), CPU))
+        for shard in (shard_of(config, batch), shard_of(config, batch.select_rows(order)))
     )
     for name, values in whole.tokens.items():
         assert torch.equal(values, mixed.tokens[name])
@@ -199,6 +209,36 @@ def test_global_batch_does_not_depend_on_the_workers_order(config: Any) -> None:
 
 
 def test_missing_samples_are_noticed(config: Any) -> None:
-    shard = make_shard(config, make_batch().select_rows([0, 1, 3]), CPU)
+    shard = shard_of(config, make_batch().select_rows([0, 1, 3]))
     with pytest.raises(ValueError, match=r"sample_ids of the workers must be 0..11"):
         gather_global(shard, {"mask": shard.mask}, 12, Axis(None, 1, 0))
+
+
+def with_value(batch: RolloutBatch, name: str, sample: int, value: float) -> RolloutBatch:
+    """The same with another number at the last token of a sample, or in a field that has one per sample."""
+    field = batch.tensors[name]
+    if isinstance(field, Ragged):
+        values = field.values.clone()
+        values[int(field.offsets[sample + 1]) - 1] = value
+        changed: Any = Ragged(values, field.offsets)
+    else:
+        changed = field.clone()
+        changed[sample] = value
+    return RolloutBatch({**batch.tensors, name: changed}, None, batch.meta_info)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("tokens", VOCAB_SIZE, f"sample 5: tokens must be 0..{VOCAB_SIZE - 1}.*got {VOCAB_SIZE}"),
+        ("tokens", -1, "sample 5: tokens must be .* got -1"),
+        ("loss_mask", torch.nan, "sample 5: loss_mask must be 0 or 1, got nan"),
+        ("loss_mask", -1, "sample 5: loss_mask must be 0 or 1, got -1"),
+        ("loss_mask", 0.5, "sample 5: loss_mask must be 0 or 1, got 0.5"),
+        ("update_ids", 1, r"sample 5: update_ids must be 0\.\.0 \(--num-updates-per-rollout\), got 1"),
+        ("update_ids", -1, "sample 5: update_ids must be .* got -1"),
+    ],
+)
+def test_values_outside_their_range_are_refused(config: Any, name: str, value: float, message: str) -> None:
+    with pytest.raises(ValueError, match=f"step 0, {message}"):
+        shard_of(config, with_value(make_batch(), name, 5, value))

@@ -199,25 +199,40 @@ def test_offloaded_state_comes_back_unchanged(model_path: Path) -> None:
         assert with_break[name] == without[name]
 
 
-def test_loss_that_is_not_finite_names_step_micro_batch_and_samples(model_path: Path, tmp_path: Path) -> None:
+def with_log_prob(batch: RolloutBatch, sample: int, value: float) -> RolloutBatch:
+    """The same with every token trained on, and another number at the first token of a sample."""
+    field = batch.ragged("rollout_log_probs")
+    values = field.values.clone()
+    values[int(field.offsets[sample])] = value
+    changed = {
+        "rollout_log_probs": Ragged(values, field.offsets),
+        "loss_mask": Ragged(torch.ones_like(values), field.offsets),
+    }
+    return RolloutBatch({**batch.tensors, **changed}, None, batch.meta_info)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--old-log-probs rollout",
+        "--old-log-probs recompute",
+        "--off-policy-correction icepop",
+        "--off-policy-correction tis_token",
+        "--off-policy-correction mis_sequence",
+        "--policy-loss decoupled_ppo --old-log-probs recompute",
+        "--policy-loss cispo --advantage-estimator reinforce_plus_plus",
+        "--policy-loss gspo",
+    ],
+)
+def test_a_number_that_is_not_finite_stops_the_step(model_path: Path, tmp_path: Path, flags: str, value: float) -> None:
     from slime_rl.trainer.loss import NonFiniteError
 
-    batch = make_batch(step=4)
-    rewards = batch.dense("rewards").clone()
-    log_probs = batch.ragged("rollout_log_probs")
-    values = log_probs.values.clone()
-    values[int(log_probs.offsets[5])] = torch.nan
-    masks = torch.ones_like(batch.ragged("loss_mask").values)
-    changes = {
-        "rollout_log_probs": Ragged(values, log_probs.offsets),
-        "loss_mask": Ragged(masks, log_probs.offsets),
-        "rewards": rewards,
-    }
-    bad = RolloutBatch({**batch.tensors, **changes}, None, batch.meta_info)
-    flags = ["--old-log-probs", "rollout", "--run-dir", str(tmp_path)]
-    with open_worker(make_config(model_path, *flags)) as worker:
+    bad = with_log_prob(make_batch(step=4), 5, value)
+    with open_worker(make_config(model_path, *flags.split(), "--run-dir", str(tmp_path))) as worker:
         before = {name: tensor.clone() for name, tensor in worker.export_weights()}
-        with pytest.raises(NonFiniteError, match=r"step 4, epoch 0, update 0.*micro-batch \d+ .*samples \[5\]"):
+        place = r"step 4, epoch 0, update 0.*rollout_log_probs in micro-batch \d+ .*samples \[5\]"
+        with pytest.raises(NonFiniteError, match=place):
             worker.train(4, bad)
         assert all(torch.equal(before[name], tensor) for name, tensor in worker.export_weights())
 
