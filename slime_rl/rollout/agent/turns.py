@@ -37,6 +37,7 @@ class TurnRenderer:
         self.tokenizer = tokenizer
         self.template = ChatTemplate(tokenizer, tools, template_options)
         self.special_ids, self._special_texts = special_tokens(tokenizer)
+        self._anchors: dict[str, list[int]] = {}  # their ids
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """Ids `[P]` of the whole conversation with the prompt for the assistant's next turn.
@@ -63,7 +64,9 @@ class TurnRenderer:
         end, text = self._after_assistant(assistant, list(new))
         # Encoded behind a special token: some tokenizers treat the beginning of a text in their own way.
         anchor = end or self.tokenizer.eos_token or ""
-        before = self.encode(anchor)
+        before = self._anchors.get(anchor)
+        if before is None:
+            before = self._anchors[anchor] = self.encode(anchor)
         tail = self.encode(anchor + text)[len(before) :]
         if end:
             tail = before + tail

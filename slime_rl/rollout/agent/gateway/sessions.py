@@ -93,7 +93,7 @@ class Session:
         if self.finished.is_set():
             raise GatewayError(409, "this session is finished")
         self.num_calls += 1
-        tools_key = json.dumps(tools or [], sort_keys=True)
+        tools_key = json.dumps(tools, sort_keys=True) if tools else ""
         if tools_key not in self._renderers:
             self._renderers[tools_key] = TurnRenderer(current_runtime().tokenizer, tools)
         renderer = self._renderers[tools_key]
@@ -252,12 +252,14 @@ class Session:
 
 def message_key(message: Message) -> str:
     """What makes two messages the same for us: a client may drop reasoning, ids or empty fields of what it got."""
+    content = message.get("content") or ""
+    if not message.get("tool_calls"):
+        return f"{message['role']}\0{message.get('tool_call_id') or ''}\0{content}"
     calls = []
-    for call in message.get("tool_calls") or []:
+    for call in message["tool_calls"]:
         arguments = call["function"].get("arguments")
         if isinstance(arguments, str):
             with contextlib.suppress(ValueError):  # compared as text
                 arguments = json.loads(arguments or "{}")
         calls.append([call["function"]["name"], arguments])
-    content = message.get("content") or ""
     return json.dumps([message["role"], content, calls, message.get("tool_call_id")], sort_keys=True)
