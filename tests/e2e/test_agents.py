@@ -9,11 +9,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from factories import make_config
 
 from slime_rl.config import Config
 from slime_rl.data.rendering import load_tokenizer
+from slime_rl.engine.router import RouterProcess
 from slime_rl.engine.server import EngineServer
 from slime_rl.rollout.agent.black_box import gateway
 from slime_rl.rollout.agent.environments import environment_loop
@@ -123,3 +125,61 @@ def test_an_environment_talks_with_the_policy_in_masked_turns(engine: tuple[Conf
     (made,) = run(engine, environment_loop, sample)
     assert made.metadata["agent"]["stop_reason"] in ("done", "max_turns", "max_tokens")
     check_log_probs(engine[1], made)
+
+
+def test_sessions_of_the_gateway_survive_the_kill_of_an_engine(engine: tuple[Config, str], tmp_path: Path) -> None:
+    """Half of the sessions' calls are at an engine that is killed; each gets its answer from the other one."""
+    config, url = engine
+    sessions, turns = 8, 6
+    calls: list[int] = []
+    second, router = EngineServer(config, 1, tmp_path), RouterProcess(config, tmp_path)
+
+    async def agent(data: dict[str, Any], base_url: str, api_key: str) -> float:
+        from openai import AsyncOpenAI
+
+        messages: list[Any] = [{"role": "user", "content": data["prompt"]}]
+        async with AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
+            for _ in range(turns):
+                answer = await client.chat.completions.create(model="policy", messages=messages, max_tokens=12)
+                calls.append(1)
+                messages.append({"role": "assistant", "content": answer.choices[0].message.content})
+                messages.append({"role": "user", "content": "and?"})
+        return 1.0
+
+    async def go() -> list[Sample]:
+        server = Gateway()
+        await server.start()
+        async with EngineClient(router.url, max_in_flight=16, timeout_s=60) as client:
+            runtime = RolloutRuntime(
+                client=client, tokenizer=load_tokenizer(config), make_parser=PlainParser, gateway=server
+            )
+            with use_runtime(runtime):
+                tasks = [asyncio.create_task(one_session(server, number)) for number in range(sessions)]
+                while len(calls) < sessions:  # every session is under way
+                    await asyncio.sleep(0.01)
+                for process in psutil.Process(second.supervisor_pid).children():
+                    process.kill()
+                made = await asyncio.gather(*tasks)
+            assert client.num_retries > 0
+        await server.close()
+        return made
+
+    async def one_session(server: Gateway, number: int) -> Sample:
+        sample = Sample(index=number, group_index=0, rollout_id=number, prompt=f"{10 + number}*34=")
+        with server.session(sample, dict(PARAMS)) as session:
+            await agent({"prompt": sample.prompt}, server.base_url, session.key)
+            (made,) = session.samples()
+        return made
+
+    try:
+        router.start()
+        second.start()
+        for engine_url in (url, second.url):
+            router.add_worker(engine_url)
+        made = asyncio.run(go())
+    finally:
+        second.stop()
+        router.stop()
+    assert [sample.metadata["agent"]["num_turns"] for sample in made] == [turns] * sessions
+    for sample in made:
+        check_log_probs(url, sample)
