@@ -337,15 +337,16 @@ def main() -> int:
     parser.add_argument("--faults-per-run", type=int, default=25)
     parser.add_argument("--undisturbed", action="store_true", help="also train without faults and compare the reward")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="chaos_") as name:
-        folder = Path(name)
-        make_quickstart(["--output", str(folder / "data")])
-        totals: Counter[str] = Counter()
-        if args.undisturbed:
-            with ChaosRun(folder / "undisturbed", folder / "data", UNDISTURBED_STEPS) as run:
-                totals, reward = finish(run)
-            print(f"undisturbed: reward at the end {reward:.3f}", flush=True)
-        totals += chaos(folder, args.faults, args.faults_per_run, random.Random(args.seed))
+    folder = Path(tempfile.mkdtemp(prefix="chaos_"))  # stays when something went wrong
+    make_quickstart(["--output", str(folder / "data")])
+    totals: Counter[str] = Counter()
+    if args.undisturbed:
+        with ChaosRun(folder / "undisturbed", folder / "data", UNDISTURBED_STEPS) as run:
+            totals, reward = finish(run)
+        print(f"undisturbed: reward at the end {reward:.3f}", flush=True)
+    totals += chaos(folder, args.faults, args.faults_per_run, random.Random(args.seed))
+    if sum(totals.values()) == totals["faults"]:
+        shutil.rmtree(folder)
     print(" ".join(f"{name}={totals[name]}" for name in ("faults", "lost", "twice", "stale_tokens", "left_over")))
     return 0 if sum(totals.values()) == totals["faults"] else 1
 

@@ -1,11 +1,12 @@
 """What our rollout loop costs: requests/s through buffer, group loop and client, against a bare asyncio client.
 
-    python benchmarks/rollout_overhead.py [--rounds 4] [--prompts 128] [--data DIR]
+    python benchmarks/rollout_overhead.py [--rounds 4] [--prompts 128] [--data DIR] [--model DIR --response-len 64]
 
 Both send the same prompts, sampling settings and number of requests in flight to one real engine through the real
 router, in turns, so that a busy machine slows both. The bare client knows the token ids already, posts, and reads the
 answer's JSON; ours renders and tokenises prompts, keeps the ledger, groups samples, checks answers, spreads versions
-over tokens, rewards and filters. DIR is made by tools/make_quickstart.py; a temporary one when not given. Last line:
+over tokens, rewards and filters. --data is made by tools/make_quickstart.py; a temporary one when not given. Its model
+is so small that HTTP is most of a request, which is the hardest case; --model has another one generate. Last line:
 `ours_req_s=… direct_req_s=… ratio=…`, medians over rounds.
 """
 
@@ -42,11 +43,11 @@ from tools.make_quickstart import main as make_quickstart
 IN_FLIGHT = 128
 
 
-def make_config(data: Path, run_dir: Path, num_prompts: int) -> Config:
+def make_config(data: Path, model: Path, run_dir: Path, num_prompts: int, response_len: int) -> Config:
     return parse_config(
         [
-            *("--hf-checkpoint", str(data / "model"), "--prompt-data", str(data / "train.jsonl"), "--no-shuffle"),
-            *("--rm-type", "exact", "--max-prompt-len", "32", "--max-response-len", "6"),
+            *("--hf-checkpoint", str(model), "--prompt-data", str(data / "train.jsonl"), "--no-shuffle"),
+            *("--rm-type", "exact", "--max-prompt-len", "64", "--max-response-len", str(response_len)),
             *("--rollout-batch-size", str(num_prompts), "--n-samples-per-prompt", "8"),
             *("--rollout-concurrency", str(IN_FLIGHT), "--rollout-num-engines", "1", "--run-dir", str(run_dir)),
         ]
@@ -123,12 +124,14 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--prompts", type=int, default=128)
     parser.add_argument("--data", type=Path)
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--response-len", type=int, default=6)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         data = args.data or Path(folder) / "data"
         if args.data is None:
             make_quickstart(["--output", str(data)])
-        config = make_config(data, Path(folder) / "run", args.prompts)
+        config = make_config(data, args.model or data / "model", Path(folder) / "run", args.prompts, args.response_len)
         engine, router = EngineServer(config, 0, config.run_dir), RouterProcess(config, config.run_dir)
         try:
             router.start()

@@ -13,7 +13,11 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import psutil
+
 from slime_rl.engine import supervise
+
+SUSPENDED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
 class SupervisedProcess:
@@ -75,6 +79,14 @@ class SupervisedProcess:
 
     def is_running(self) -> bool:
         return self._process is not None and self.poll() is None
+
+    def is_suspended(self) -> bool:
+        """Whether one of its processes is stopped (SIGSTOP, a debugger), so that it neither works nor ends."""
+        for pid in [] if self._process is None else supervise.descendants(self._process.pid):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if psutil.Process(pid).status() in SUSPENDED:
+                    return True
+        return False
 
     def stop(self, grace_s: float = 5.0) -> int | None:
         """SIGTERM, then SIGKILL after `grace_s`; returns when nothing is left, with the exit code. Idempotent."""

@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 PORT_TRIES = 3  # between our choice of a port and SGLang's bind another process may take it
 PORT_TAKEN = ("address already in use", "EADDRINUSE")
 PROBE_TIMEOUT_S = 5.0
+SUSPENDED_LOOK_S = 1.0  # between looks at whether a starting server is suspended
 
 
 class EngineServer:
@@ -138,23 +139,30 @@ class EngineServer:
         self._url = f"http://{self.host}:{port}"
 
     def _wait_until_healthy(self, deadline: float) -> bool:
-        """False when the process ended or time ran out."""
-        while time.monotonic() < deadline:
+        """False when the process ended, was suspended for --engine-health-timeout-s, or time ran out."""
+        assert self._process is not None
+        works_at = looked_at = time.monotonic()
+        while (now := time.monotonic()) < deadline:
             if not self.is_alive():
                 return False
             if answers(f"{self.url}/health"):
                 return True
+            if now - looked_at > SUSPENDED_LOOK_S:
+                looked_at, works_at = now, works_at if self._process.is_suspended() else now
+                if now - works_at > self.config.engine.engine_health_timeout_s:
+                    return False
             time.sleep(0.1)
         return False
 
     def _failure(self) -> str:
         assert self._process is not None
         code = self._process.poll()
-        what = (
-            f"was not healthy within --start-timeout-s {self.config.cluster.start_timeout_s:g}"
-            if code is None
-            else f"ended while it started, exit code {code}"
-        )
+        if code is not None:
+            what = f"ended while it started, exit code {code}"
+        elif self._process.is_suspended():
+            what = "was suspended (SIGSTOP) while it started"
+        else:
+            what = f"was not healthy within --start-timeout-s {self.config.cluster.start_timeout_s:g}"
         lines = "\n  ".join(useful_lines(self.log_text()))
         return f"engine {self.index} {what}; the end of {self.log_path}:\n  {lines}"
 

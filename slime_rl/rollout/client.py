@@ -68,7 +68,10 @@ class EngineClient:
         self._slots = Slots(max_in_flight)
         self._workers: tuple[float, list[str]] = (-math.inf, [])  # when they were asked for, the engines' URLs
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None), headers=headers
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=None),
+            headers=headers,
+            cookie_jar=aiohttp.DummyCookieJar(),  # engines set none, and looking for them takes time
         )
 
     async def __aenter__(self) -> EngineClient:

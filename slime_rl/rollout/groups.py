@@ -52,6 +52,7 @@ class GroupRunner:
         self.filter: GroupFilter | None = DYNAMIC_FILTERS.load(path) if path else None
         path = config.buffer.sample_filter_path
         self.sample_filter: SampleFilter | None = SAMPLE_FILTERS.load(path) if path else None
+        self._starting = asyncio.Lock()
 
     async def run(
         self,
@@ -125,7 +126,9 @@ class GroupRunner:
         Samples that were interrupted come back as they are, or as ABORTED.
         """
         pending: list[tuple[Sample, asyncio.Task[Sample | list[Sample]] | None]] = []
-        prepare(self.config, group.samples)
+        async with self._starting:  # one after the other: the first requests are out before the last is rendered
+            await asyncio.sleep(0)
+            prepare(self.config, group.samples)
         try:
             async with asyncio.TaskGroup() as tasks:
                 for sample in group.samples:

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -69,6 +70,19 @@ def running(pids: list[int]) -> list[int]:
 def is_zombie(pid: int) -> bool:
     stat = Path(f"/proc/{pid}/stat")
     return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_an_engine_that_is_suspended_while_it_starts_is_given_up(tmp_path: Path) -> None:
+    server = EngineServer(tiny_config(tmp_path, "--engine-health-timeout-s", "2"), 0, tmp_path)
+
+    def suspend() -> None:
+        wait_for(lambda: bool(server.supervisor_pid and psutil.Process(server.supervisor_pid).children()), 20)
+        psutil.Process(server.supervisor_pid).children()[0].suspend()
+
+    threading.Thread(target=suspend, daemon=True).start()
+    with pytest.raises(RuntimeError, match=r"engine 0 was suspended \(SIGSTOP\) while it started"):
+        server.start()
+    assert not server.is_alive()
 
 
 def test_a_checkpoint_without_weights_is_one_clear_error(tmp_path: Path) -> None:

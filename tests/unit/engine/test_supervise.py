@@ -107,6 +107,18 @@ def test_a_command_that_does_not_exist_says_so(tmp_path: Path) -> None:
     assert "cannot run no-such-program" in process.tail()
 
 
+def test_a_suspended_process_of_the_family_is_noticed(tmp_path: Path) -> None:
+    process, pids = start_family(tmp_path)
+    try:
+        assert not process.is_suspended()
+        os.kill(pids[-1], signal.SIGSTOP)
+        wait_for(process.is_suspended, 10)
+        os.kill(pids[-1], signal.SIGCONT)
+        wait_for(lambda: not process.is_suspended(), 10)
+    finally:
+        process.stop(0)
+
+
 def test_stop_lets_the_command_end_by_itself_first(tmp_path: Path) -> None:
     code = """
 import signal, sys, time
