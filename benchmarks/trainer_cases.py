@@ -115,6 +115,7 @@ class Outcome:
     metrics: list[dict[str, float]] = field(default_factory=list)  # per step, then the log-probs of the last batch
     weights: dict[str, torch.Tensor] = field(default_factory=dict)  # Hugging Face names, after the last step
     loaded: dict[str, Any] = field(default_factory=dict)
+    token_log: dict[int, dict[str, Any]] = field(default_factory=dict)  # of the last step, of all ranks together
 
 
 def run_job(job: Job, rank: int, world_size: int, port: int) -> Outcome:
@@ -134,6 +135,9 @@ def run_job(job: Job, rank: int, world_size: int, port: int) -> Outcome:
                 order = torch.randperm(len(shard), generator=torch.Generator().manual_seed(7))
                 shard = shard.select_rows(order)
             outcome.metrics.append(worker.train(batch.meta_info["step"], shard))
+        logs: list[Any] = [None] * world_size
+        torch.distributed.all_gather_object(logs, worker.token_log())
+        outcome.token_log = {sample: numbers for log in logs for sample, numbers in log.items()}
         if job.save:
             worker.save(job.save, len(job.batches), {"cursor": 17})
         if job.save_hf:

@@ -30,7 +30,7 @@ from slime_rl.observability.memory import PeakMemory
 from slime_rl.observability.streams import keep_standard_streams, say
 from slime_rl.observability.timers import PhaseTimer
 from slime_rl.observability.trace import PhaseTrace, open_trace, write_trace
-from slime_rl.observability.tracker import Trackers, make_trackers
+from slime_rl.observability.tracker import EVALUATION, Trackers, make_trackers
 from slime_rl.preflight import dry_run, preflight
 
 
@@ -74,7 +74,7 @@ class Run:
         with self.timer.phase("evaluate"):
             metrics, samples = self.cluster.rollout.wait(reference)
         self.trackers.log(step, metrics)
-        self.trackers.log_samples(step, samples)
+        self.trackers.log_samples(step, samples, kind=EVALUATION)
         self.console.evaluation(step, metrics)
         self.accuracies.append((step, metrics[f"eval/{self.config.evaluation.datasets[0][0]}/accuracy"]))
 
@@ -155,6 +155,7 @@ def train_from(run: Run, start: int) -> int:
         with timer.phase("train"), cluster.training():
             values = cluster.critic.train(step, taken["batch"]) if cluster.critic else None
             metrics = cluster.actor.train(step, taken["batch"], values)
+        token_log = cluster.actor.token_log() if config.logging.logs_token_training else {}
         finished = step + 1
         with timer.phase("commit"):
             cluster.rollout.commit(step)
@@ -164,7 +165,7 @@ def train_from(run: Run, start: int) -> int:
                 cluster.save(finished)
         if config.train.loss != "sft":  # supervised steps need no engine; an evaluation asks for the weights itself
             metrics |= run.sync_weights(finished)
-        report_step(run, step, metrics | taken["metrics"], taken["samples"], taken["texts"])
+        report_step(run, step, metrics, taken, token_log)
         if run.evaluation_is_due(finished):
             run.evaluate(finished, wait=not run.evaluates_in_background)
     run.finish_evaluation()
@@ -173,16 +174,19 @@ def train_from(run: Run, start: int) -> int:
     return finished
 
 
-def report_step(run: Run, step: int, metrics: dict[str, float], samples: list[Any], texts: list[list[str]]) -> None:
-    """Close the step's stopwatch, log and show it."""
+def report_step(
+    run: Run, step: int, metrics: dict[str, float], taken: dict[str, Any], token_log: dict[int, dict[str, Any]]
+) -> None:
+    """Close the step's stopwatch, log and show it; `taken` is what the rollout gave, `token_log` what training saw."""
     timing = run.timer.end_step()
-    metrics = metrics | timing.metrics()
+    metrics = metrics | taken["metrics"] | timing.metrics()
     if timing.total_s > 0 and "train/tokens" in metrics:
         metrics["perf/tokens_per_s"] = metrics["train/tokens"] / timing.total_s
     metrics |= run.cluster.fault_metrics()
     metrics["perf/peak_rss_gib"] = run.memory.peak_gib
     run.trackers.log(step, metrics)
-    run.trackers.log_samples(step, samples, texts)
+    samples = taken["samples"]
+    run.trackers.log_samples(step, samples, taken["texts"], token_log)
     run.console.step(step, metrics, samples[0] if samples else None)
 
 

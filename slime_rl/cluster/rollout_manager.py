@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,12 +25,13 @@ from slime_rl.cluster.loop_watch import BLOCKED_FILE, watch_loop
 from slime_rl.cluster.train_group import StepBatch
 from slime_rl.config import Config
 from slime_rl.data.batches import RolloutBatch, rollout_batch_from_groups, split_for_data_parallel
-from slime_rl.data.rendering import load_tokenizer
+from slime_rl.data.rendering import load_tokenizer, token_texts
 from slime_rl.data.state_files import load_state, save_state
 from slime_rl.engine.parsers import SglangParser
 from slime_rl.observability.drops import DropMetrics
 from slime_rl.observability.metrics import summarise_samples
 from slime_rl.observability.trace import open_trace
+from slime_rl.observability.tracker import MAX_LOGGED_TOKENS
 from slime_rl.protocols import DataBuffer
 from slime_rl.rollout.agent.black_box import load_agent
 from slime_rl.rollout.agent.environments import load_environment
@@ -49,6 +51,7 @@ from slime_rl.rollout.stepped import SteppedProduction
 from slime_rl.types import Prompt, Sample
 
 Production = SteppedProduction | ContinuousProduction
+OLD_AGE = 8  # tokens of this age and more are counted together
 LENGTHS_FILE = "lengths.json"  # beside the buffer's state in a checkpoint, with --rollout-order longest_first
 
 
@@ -189,8 +192,7 @@ class RolloutManager:
             metrics["rollout/tokens_per_s"] = sum(s.response_length for s in samples) / seconds
         shown = samples[: self.config.logging.log_samples]
         assert self.runtime is not None, "connect comes first"
-        decode = self.runtime.tokenizer.decode
-        texts = [[decode([token]) for token in sample.tokens[sample.prompt_length :]] for sample in shown]
+        texts = [token_texts(self.runtime.tokenizer, s.response_tokens[:MAX_LOGGED_TOKENS]) for s in shown]
         return {"batch": self._put(batch), "metrics": metrics, "samples": shown, "texts": texts}
 
     def _put(self, batch: RolloutBatch) -> StepBatch:
@@ -269,13 +271,20 @@ def _lengths_beside(path: str | None) -> dict[str, Any]:
 
 
 def staleness(samples: list[Sample], step: int) -> dict[str, float]:
-    """Age of the tokens that are trained on in `step`, in weight versions: mean over tokens, and the oldest."""
-    ages = [
+    """Age of the tokens that are trained on in `step`, in weight versions: mean over tokens, the oldest, and shares."""
+    ages = Counter(
         step - version
         for sample in samples
         for version, trained in zip(sample.weight_versions, sample.loss_mask, strict=True)
         if trained and version >= 0
-    ]
+    )
     if not ages:
         return {}
-    return {"rollout/staleness_mean": sum(ages) / len(ages), "rollout/staleness_max": float(max(ages))}
+    count, shares = ages.total(), Counter()
+    for age, tokens in ages.items():
+        shares[str(age) if age < OLD_AGE else f"{OLD_AGE}_or_more"] += tokens
+    return {
+        "rollout/staleness_mean": sum(age * tokens for age, tokens in ages.items()) / count,
+        "rollout/staleness_max": float(max(ages)),
+        **{f"rollout/tokens_by_age/{age}": tokens / count for age, tokens in sorted(shares.items())},
+    }

@@ -13,6 +13,7 @@ from slime_rl.config import Config
 
 if TYPE_CHECKING:
     from slime_rl.trainer.member import GroupMember
+    from slime_rl.trainer.token_log import TokenLog
     from slime_rl.weight_sync.memory import Action
     from slime_rl.weight_sync.report import SyncReport
     from slime_rl.weight_sync.sender import WeightSender
@@ -119,6 +120,9 @@ class TrainActor(MegatronActor):
         memory = EngineMemory(on_cuda=on_cuda, num_shards=shards, released=released, headers=headers)
         memory.change(action, urls)
         return memory.released, memory.failed
+
+    def token_log(self) -> TokenLog:
+        return self.worker.token_log()
 
     def offload(self) -> None:
         self.worker.offload()

@@ -23,6 +23,7 @@ from slime_rl.cluster.train_calls import Call, collect
 from slime_rl.config import Config
 
 if TYPE_CHECKING:
+    from slime_rl.trainer.token_log import TokenLog
     from slime_rl.weight_sync.memory import Action
     from slime_rl.weight_sync.report import SyncReport
 
@@ -139,6 +140,10 @@ class TrainGroup(MegatronGroup):
         own = self.begin_train(step, batch.policy, critic.given)
         results = self.collect([*critic.updates, *own])
         return results[0] | results[-1]
+
+    def token_log(self) -> TokenLog:
+        """What the last step saw of the samples that are shown, from whichever workers had them."""
+        return {sample: numbers for part in self._all("token_log") for sample, numbers in part.items()}
 
     def sync_weights(self, version: int, urls: list[str]) -> SyncReport:
         return self._all("sync_weights", version, urls)[0]

@@ -100,9 +100,18 @@ class LoggingConfig:
     log_samples: int = 2
     """Samples of each step that are written to RUN_DIR/samples.jsonl."""
 
+    log_token_training: bool = True
+    """Write what training saw of each response token of these samples, too: the trainer's log-prob, the advantage and
+    the mask."""
+
     dump_train_steps: tuple[int, ...] = ()
     """Steps whose optimizer updates are written whole to RUN_DIR/train_dumps, weights included, for
     tools/replay_step.py. An update whose loss or gradient is not finite is always written."""
+
+    @property
+    def logs_token_training(self) -> bool:
+        """Whether there are samples that it is wanted for."""
+        return self.log_token_training and self.log_samples > 0
 
     def __post_init__(self) -> None:
         check_not_negative(log_samples=self.log_samples)

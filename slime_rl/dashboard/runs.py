@@ -3,145 +3,231 @@
 from __future__ import annotations
 
 import json
+import math
+import os
+import threading
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slime_rl.observability.advice import advise
+from slime_rl.dashboard.line_file import LineFile, read_step_line
+from slime_rl.dashboard.samples import Samples
+from slime_rl.dashboard.timeline import Timeline
 from slime_rl.observability.metrics import find_metric
-from slime_rl.observability.run_record import RunRecord, load_run
+from slime_rl.observability.run_record import SUMMARY_FILE, RunRecord, read_object
 from slime_rl.observability.trace import FOLDER as TRACE_FOLDER
-from slime_rl.observability.trace import assign_lanes, read_spans
-from slime_rl.observability.tracker import METRICS_FILE, SAMPLES_FILE
+from slime_rl.observability.tracker import CONFIG_FILE, METRICS_FILE, SAMPLES_FILE
 
-LIVE_S = 120.0  # a run without a summary whose metrics are older than this is shown as stopped
-MAX_SPANS = 4000  # the newest ones; more than a page can draw at once
+LIVE_S = 120.0  # without its lock, a run whose metrics are older than this is shown as stopped
+MAX_POINTS = 1200  # of a curve; a longer one keeps the lowest and the highest value of each part
+LOG_TAIL = 4000  # characters of each log
+ERROR_FILE, LOCK_FILE, FAULTS_FILE = "error.log", ".lock", "logs/faults.log"
 
 
-@dataclass
 class Run:
-    """One run folder; read again only when its files have changed."""
+    """One run folder; what has been read of its files is kept, and only what is new is read."""
 
-    folder: Path
-    _stamp: tuple[float, ...] = field(default=(), init=False)
-    _record: RunRecord | None = field(default=None, init=False)
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.lines: LineFile[dict[str, Any]] = LineFile(folder / METRICS_FILE, read_step_line)
+        self.samples = Samples(folder / SAMPLES_FILE)
+        self.timeline = Timeline(folder / TRACE_FOLDER)
+        self.notes: list[str] = []
+        self.lock = threading.Lock()  # a page asks for several parts at once, and each is answered by a thread
 
     @property
     def record(self) -> RunRecord:
-        """The run as it is now.
+        """The run as it is now; what cannot be read is left out, and `notes` say so.
 
         Raises:
-            ValueError: it has no metrics yet, or a file that cannot be read.
+            ValueError: it has no metrics yet.
         """
-        stamp = tuple(_changed(self.folder / name) for name in (METRICS_FILE, SAMPLES_FILE, "summary.json"))
-        if self._record is None or stamp != self._stamp:
-            self._record, self._stamp = load_run(self.folder), stamp
-        return self._record
+        lines, self.notes = self.lines.look(), []
+        if not lines:
+            has_file = self.lines.generation is not None
+            what = "no whole line in it yet" if has_file else "not been written yet"
+            raise ValueError(f"{self.folder}: {METRICS_FILE} has {what}; the first step or evaluation brings it")
+        if broken := self.lines.broken:
+            numbers = ", ".join(map(str, broken[:5])) + (", …" if len(broken) > 5 else "")
+            self.notes.append(f"{METRICS_FILE}: left out, not a JSON object with a step: line {numbers}")
+        config, summary = self._object(CONFIG_FILE), self._object(SUMMARY_FILE)
+        return RunRecord(folder=self.folder, lines=lines, config=config, samples=[], summary=summary)
+
+    def _object(self, name: str) -> dict[str, Any]:
+        try:
+            return read_object(self.folder / name)
+        except (ValueError, OSError) as error:
+            self.notes.append(str(error))
+            return {}
+
+    @property
+    def stamp(self) -> str:
+        """Another one whenever the answers may be others."""
+        names = (METRICS_FILE, SAMPLES_FILE, CONFIG_FILE, SUMMARY_FILE, ERROR_FILE, FAULTS_FILE)
+        files = [self.folder / name for name in names] + self.timeline.files()
+        return f"{self.state}-{'-'.join(f'{size:x}.{changed:x}' for size, changed in map(_stat, files))}"
 
     @property
     def state(self) -> str:
-        """finished, failed, running or stopped."""
-        if (self.folder / "summary.json").is_file():
-            return "finished"
-        if (self.folder / "error.log").is_file():
-            return "failed"
-        return "running" if time.time() - _changed(self.folder / METRICS_FILE) < LIVE_S else "stopped"
+        """running, finished, failed, stopped (killed, or interrupted) or missing (the folder was taken away).
+
+        A run holds the lock of its folder. Where that cannot be seen, on another machine, the age of its metrics tells.
+        """
+        if _is_locked(self.folder / LOCK_FILE):
+            return "running"
+        if not self.folder.is_dir():
+            return "missing"
+        files = {"metrics": METRICS_FILE, "finished": SUMMARY_FILE, "failed": ERROR_FILE}
+        ends = {what: _stat(self.folder / name)[1] for what, name in files.items()}
+        newest = max(ends, key=lambda name: ends[name])
+        if newest != "metrics":
+            return newest
+        is_fresh = time.time() - ends["metrics"] / 1e9 < LIVE_S
+        # A run that ended wrote its last metrics just before, one that was continued has far newer ones; and a copied
+        # folder has its files in any order.
+        for end in ("finished", "failed"):
+            if ends[end] and ends["metrics"] - ends[end] < 1e9:
+                return end
+        return "running" if is_fresh else "stopped"
 
     def overview(self) -> dict[str, Any]:
         """State, flags, summary and advice."""
         record = self.record
-        ahead = record.config.get("rollout", {}).get("rollout_ahead", 0)
-        advice = advise(record.history(), rollout_ahead=ahead, run_phases_s=record.run_phases_s)
-        error = self.folder / "error.log"
+        error = self.folder / ERROR_FILE
+        state = self.state
         return {
             "folder": str(self.folder),
-            "state": self.state,
+            "state": state,
             "steps": record.num_steps,
             "num_steps": record.config.get("train", {}).get("num_steps"),
             "seconds": record.seconds,
             "command": record.command(),
             "flags": [[flag, value] for flag, value in record.changed_flags()],
             "summary": record.summary,
-            "advice": [advice.sentence for advice in advice],
-            "error": error.read_text(errors="replace")[-2000:] if error.is_file() else "",
+            "advice": [advice.sentence for advice in record.advice()],
+            "error": _tail(error) if state != "running" and error.is_file() else "",
+            "notes": self.notes,
         }
 
     def metrics(self) -> dict[str, Any]:
-        """metric -> its points and what it means."""
+        """`axes`: steps and seconds of running; `metrics`: name -> values over one of the axes, and what they mean."""
         record = self.record
+        times = {line["step"]: round(float(line.get("time_s") or 0.0), 1) for line in record.lines}
+        axes: dict[tuple[int, ...], int] = {}  # nearly all metrics are there at the same steps
         found = {}
         for name in record.names():
             series, known = record.series(name), find_metric(name)
+            steps, values = thin(series.steps, series.values)
             found[name] = {
-                "steps": series.steps,
-                "values": series.values,
+                "axis": axes.setdefault(tuple(steps), len(axes)),
+                "values": [float(f"{value:.6g}") for value in values],
                 "unit": known.unit if known else "",
                 "meaning": known.meaning if known else "",
             }
-        return found
+        return {"axes": [{"steps": a, "times": [times[step] for step in a]} for a in axes], "metrics": found}
 
-    def samples(self, step: int | None) -> dict[str, Any]:
-        """Steps that have samples, and those of `step` (the newest when None), by group."""
-        samples = self.record.samples
-        steps = sorted({sample["step"] for sample in samples})
-        chosen = step if step is not None else (steps[-1] if steps else None)
-        groups: dict[int, list[dict[str, Any]]] = {}
-        for sample in samples:
-            if sample["step"] == chosen:
-                groups.setdefault(sample["group_index"], []).append(sample)
-        return {"steps": steps, "step": chosen, "groups": [_group(members) for members in groups.values()]}
-
-    def timeline(self) -> dict[str, Any]:
-        """Spans of --trace by process and track, in lanes; empty without it."""
-        processes = read_spans(self.folder / TRACE_FOLDER)
-        newest = sorted((s["start"] for spans in processes.values() for s in spans), reverse=True)[:MAX_SPANS]
-        since = newest[-1] if newest else 0.0
-        tracks = []
-        for process, spans in processes.items():
-            shown = [span for span in spans if span["start"] >= since]
-            for track in dict.fromkeys(span["track"] for span in shown):
-                placed = assign_lanes(span for span in shown if span["track"] == track)
-                bars = [[lane, s["start"] - since, s["end"] - since, s["name"], s["args"]] for lane, s in placed]
-                tracks.append({"process": process, "track": track, "bars": bars})
-        return {"tracks": tracks, "seconds": max((bar[2] for t in tracks for bar in t["bars"]), default=0.0)}
+    def engines(self) -> dict[str, Any]:
+        """Ends of the logs of engines and router, and what was replaced."""
+        logs = [p for p in sorted((self.folder / "logs").glob("*.log")) if p.stem.startswith(("engine", "router"))]
+        faults = self.folder / FAULTS_FILE
+        return {
+            "faults": _tail(faults).splitlines() if faults.is_file() else [],
+            "logs": [{"name": path.name, "tail": _tail(path)} for path in logs],
+        }
 
 
-def _group(members: list[dict[str, Any]]) -> dict[str, Any]:
-    """A group's samples with each reward's distance from the mean of those shown."""
-    rewards = [m["reward"] for m in members if isinstance(m.get("reward"), (int, float))]
-    mean = sum(rewards) / len(rewards) if rewards else None
-    for member in members:
-        known = mean is not None and isinstance(member.get("reward"), (int, float))
-        member["reward_minus_mean"] = member["reward"] - mean if known else None
-    return {"group_index": members[0]["group_index"], "prompt": members[0]["prompt"], "mean": mean, "samples": members}
+def thin(steps: Sequence[int], values: Sequence[float], most: int = MAX_POINTS) -> tuple[list[int], list[float]]:
+    """At most `most` points: of each part of a longer curve its lowest and its highest, and the last point."""
+    if len(steps) <= most:
+        return list(steps), list(values)
+    size = math.ceil(2 * (len(steps) - 1) / (most - 1))
+    kept = {len(steps) - 1}
+    for start in range(0, len(steps), size):
+        part = range(start, min(start + size, len(steps)))
+        kept |= {min(part, key=values.__getitem__), max(part, key=values.__getitem__)}
+    chosen = sorted(kept)[-most:]
+    return [steps[i] for i in chosen], [values[i] for i in chosen]
 
 
-def _changed(path: Path) -> float:
+def _stat(path: Path) -> tuple[int, int]:
+    """(bytes, nanoseconds of the last change); zeros for a file that is not there."""
     try:
-        return path.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
+        found = path.stat()
+        return found.st_size, found.st_mtime_ns
+    except OSError:
+        return 0, 0
 
 
-def find_runs(paths: list[Path]) -> list[Run]:
-    """The run folders among `paths`; a folder of runs stands for those in it.
+def _is_locked(path: Path) -> bool:
+    """Whether a process of this machine holds the lock; asked of the kernel, because taking it might stop a start."""
+    try:
+        found, locks = path.stat(), Path("/proc/locks").read_text()
+    except OSError:
+        return False
+    key = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    return any(key in line.split() for line in locks.splitlines())
 
-    Raises:
-        ValueError: a path that is neither.
-    """
-    found: list[Run] = []
-    for path in paths:
-        if (path / METRICS_FILE).is_file() or (path / "config.json").is_file() or (path / ".lock").is_file():
-            found.append(Run(path))
-            continue
-        inside = sorted(p.parent for p in path.glob(f"*/{METRICS_FILE}"))
-        if not inside:
-            raise ValueError(f"{path}: must be the folder of a run, or hold such folders")
-        found += [Run(folder) for folder in inside]
-    return found
+
+def _tail(path: Path) -> str:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - LOG_TAIL))
+        return file.read().decode(errors="replace")
+
+
+def is_run(path: Path) -> bool:
+    return any((path / name).is_file() for name in (METRICS_FILE, CONFIG_FILE, LOCK_FILE))
+
+
+class Runs:
+    """The runs among some paths; a folder of runs stands for those in it, also for those that come later."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        """Raises ValueError for a path that is no run and holds none."""
+        self._paths = list(paths)
+        self._known: dict[Path, Run] = {}
+        for path in paths:
+            if not path.is_dir():
+                what = "a file" if path.exists() else "not there"
+                raise ValueError(f"{path}: must be the folder of a run, or hold such folders; it is {what}")
+            if not is_run(path) and not _inside(path):
+                raise ValueError(f"{path}: must be the folder of a run, or hold such folders; it holds none")
+        self.look()
+
+    def look(self) -> list[Run]:
+        """All runs; each keeps its number."""
+        for path in self._paths:
+            for folder in [path] if is_run(path) else _inside(path):
+                self._known.setdefault(folder.resolve(), Run(folder))
+        return list(self._known.values())
+
+    def names(self) -> list[str]:
+        """As short as tells them apart."""
+        parts = [folder.parts for folder in self._known]
+        for length in range(1, max(map(len, parts)) + 1):
+            names = ["/".join(part[-length:]) for part in parts]
+            if len(set(names)) == len(names):
+                return names
+        return [str(folder) for folder in self._known]
+
+
+def _inside(path: Path) -> list[Path]:
+    if not path.is_dir():  # taken away while we look at it
+        return []
+    return sorted(folder for folder in path.iterdir() if folder.is_dir() and (folder / METRICS_FILE).is_file())
 
 
 def as_json(value: Any) -> bytes:
-    """JSON without NaN, which browsers refuse."""
-    return json.dumps(value, default=str, allow_nan=False).encode()
+    """JSON in which null stands for NaN and infinity, which browsers refuse."""
+    try:
+        return json.dumps(value, default=str, allow_nan=False).encode()
+    except ValueError:  # rare, and looking through everything first would take longer than all the rest
+        return json.dumps(_finite(value), default=str, allow_nan=False).encode()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

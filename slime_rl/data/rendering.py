@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from slime_rl.config import Config
+
+PART_OF_CHARACTER = "\ufffd"  # what tokenizers decode bytes to that are no whole character
+MAX_TOKENS_OF_CHARACTER = 8  # of UTF-8 it is 4; a response of nothing but broken bytes must not take quadratic time
 
 
 def load_tokenizer(config: Config) -> Any:
@@ -23,6 +27,24 @@ def load_tokenizer(config: Config) -> Any:
         raise ValueError(
             f"--hf-checkpoint {path}: cannot load its tokenizer: {type(error).__name__}: {error}"
         ) from error
+
+
+def token_texts(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
+    """The text that each token adds to those before it: joined, they are the text of all of them.
+
+    A character of several tokens is its last token's; the others add nothing.
+    """
+    texts: list[str] = []
+    start = end = 0  # the token before and the first that is not told yet: what a token adds depends on the one before
+    for i in range(len(tokens)):
+        before, now = tokenizer.decode(tokens[start:end]), tokenizer.decode(tokens[start : i + 1])
+        is_part = now.endswith(PART_OF_CHARACTER) and i + 1 < len(tokens) and i - end < MAX_TOKENS_OF_CHARACTER
+        if is_part:
+            texts.append("")
+            continue
+        texts.append(now[len(before) :] if now.startswith(before) else tokenizer.decode(tokens[end : i + 1]))
+        start, end = end, i + 1
+    return texts
 
 
 def render_prompt(

@@ -40,6 +40,8 @@ def _metric(name: str, unit: str, reduction: str, meaning: str) -> Metric:
     return Metric(name=name, unit=unit, reduction=reduction, meaning=meaning)
 
 
+PERCENTILES = (10, 25, 50, 75, 90)  # of response lengths
+
 _LOSS = "weighted as --loss-aggregation says over the update, then mean over updates"
 _UPDATES = "mean over the step's optimizer updates"
 _TOKENS = "mean over trained tokens, then over updates"
@@ -91,6 +93,8 @@ METRICS: tuple[Metric, ...] = (
     _metric("rollout/reward_min", "reward", "min over finished samples", "Worst reward."),
     _metric("rollout/response_length_mean", "tokens", _SAMPLES, "Response tokens, tool and environment text included."),
     _metric("rollout/response_length_max", "tokens", "max over finished samples", "Longest response."),
+    _metric("rollout/response_length_p<percent>", "tokens", "percentile over finished samples",
+            "Length that this percentage of the responses stay below: 10, 25, 50, 75, 90."),
     _metric("rollout/truncated_fraction", "share", _SAMPLES, "Samples that ran into a length limit."),
     _metric("rollout/zero_std_groups_fraction", "share", "mean over groups of two samples or more",
             "Groups whose rewards are all equal; they teach GRPO nothing."),
@@ -102,6 +106,8 @@ METRICS: tuple[Metric, ...] = (
     _metric("rollout/staleness_mean", "versions", _SAMPLES,
             "Trainer's weight version minus the oldest version that sampled a token of the sample."),
     _metric("rollout/staleness_max", "versions", "max over finished samples", "Oldest sample of the step."),
+    _metric("rollout/tokens_by_age/<age>", "share", "over trained tokens of the step",
+            "Trained tokens sampled by weights that many versions old; from 8 on together."),
     _metric("rollout/tokens_per_s", "tokens/s", "response tokens / seconds of the rollout", "Generation throughput."),
     _metric("rollout/seconds", "s", "wall time", "From asking for the step's groups to having them all."),
     _metric("rollout/wait_s", "s", "wall time", "How long training waited for them; less when generation runs ahead."),
@@ -205,6 +211,8 @@ def summarise_samples(
         "rollout/response_length_max": float(max(lengths)),
         "rollout/truncated_fraction": truncated / len(finished),
     }
+    lengths.sort()
+    metrics |= {f"rollout/response_length_p{p}": float(lengths[len(lengths) * p // 100]) for p in PERCENTILES}
     metrics |= _reward_metrics([value for s in finished if (value := reward_value(s.reward)) is not None])
     metrics |= _spread_metrics(finished)
     metrics |= _agent_metrics([s.metadata["agent"] for s in finished if "agent" in s.metadata])

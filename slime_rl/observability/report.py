@@ -16,7 +16,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from slime_rl.observability.advice import advise
 from slime_rl.observability.charts import CHARTS, write_charts
 from slime_rl.observability.metrics import find_metric
 from slime_rl.observability.run_record import RunRecord, load_run
@@ -162,11 +161,7 @@ def _charts(charts: dict[str, Path]) -> str:
 
 
 def _advice(record: RunRecord) -> str:
-    ahead = int(record.config.get("rollout", {}).get("rollout_ahead", 0))
-    asynchrony = record.config.get("asynchrony", {})
-    if asynchrony.get("fully_async"):
-        ahead = int(asynchrony["max_staleness"])
-    found = advise(record.history(), rollout_ahead=ahead, run_phases_s=record.run_phases_s)
+    found = record.advice()
     cards = "".join(f"<div class='card advice'>{html.escape(advice.sentence)}</div>" for advice in found)
     return f"<h2>What limits this run</h2>{cards}" if found else ""
 

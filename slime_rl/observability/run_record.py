@@ -11,6 +11,7 @@ from typing import Any
 
 from slime_rl.config import SECTIONS
 from slime_rl.config.flags import flag_name
+from slime_rl.observability.advice import Advice, advise
 from slime_rl.observability.metrics import phase_of
 from slime_rl.observability.timers import OTHER, Breakdown
 from slime_rl.observability.tracker import CONFIG_FILE, METRICS_FILE, SAMPLES_FILE, read_jsonl
@@ -95,6 +96,14 @@ class RunRecord:
             if any(name.startswith(("train/", "rollout/")) for name in line)
         ]
 
+    def advice(self) -> list[Advice]:
+        """What limits the run, from its metrics so far."""
+        ahead = int(self.config.get("rollout", {}).get("rollout_ahead", 0))
+        asynchrony = self.config.get("asynchrony", {})
+        if asynchrony.get("fully_async"):
+            ahead = int(asynchrony["max_staleness"])
+        return advise(self.history(), rollout_ahead=ahead, run_phases_s=self.run_phases_s)
+
     def changed_flags(self) -> list[tuple[str, Any]]:
         """(flag, value) of every flag that does not have its default value."""
         return changed_flags(self.config)
@@ -140,14 +149,18 @@ def load_run(folder: Path) -> RunRecord:
     return RunRecord(
         folder=folder,
         lines=read_jsonl(metrics),
-        config=_read_object(folder / CONFIG_FILE),
+        config=read_object(folder / CONFIG_FILE),
         samples=read_jsonl(samples_path) if samples_path.is_file() else [],
-        summary=_read_object(folder / SUMMARY_FILE),
+        summary=read_object(folder / SUMMARY_FILE),
     )
 
 
-def _read_object(path: Path) -> dict[str, Any]:
-    """A JSON object, empty when there is no such file."""
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON object, empty when there is no such file.
+
+    Raises:
+        ValueError: it is something else, as file:line.
+    """
     if not path.is_file():
         return {}
     try:

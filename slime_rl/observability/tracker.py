@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any, Protocol
 
 from slime_rl.config import Config
@@ -19,6 +20,9 @@ from slime_rl.types import Sample
 METRICS_FILE = "metrics.jsonl"
 SAMPLES_FILE = "samples.jsonl"
 CONFIG_FILE = "config.json"
+TokenLog = Mapping[int, Mapping[str, Sequence[float | None]]]  # what trainer.token_log gives
+TRAINING, EVALUATION = "training", "evaluation"  # what a logged sample is for
+NO_LOG: TokenLog = MappingProxyType({})
 MAX_LOGGED_TOKENS = 2048  # of a logged sample; whole ones are what --dump-rollouts is for
 
 
@@ -68,11 +72,24 @@ class SampleWriter:
         self._file = _rewrite(path, kept)
         self._per_step = per_step
 
-    def write(self, step: int, samples: Sequence[Sample], texts: Sequence[Sequence[str]] = ()) -> None:
-        """`texts` are the response tokens of each sample as text; without them no tokens are written."""
+    def write(
+        self,
+        step: int,
+        samples: Sequence[Sample],
+        texts: Sequence[Sequence[str]] = (),
+        token_log: TokenLog = NO_LOG,
+        kind: str = TRAINING,
+    ) -> None:
+        """`texts` are the response tokens of each sample as text; without them no tokens are written.
+
+        `token_log` has what training saw of them: position in `samples` -> kind of number -> one per token.
+        """
         count = min(self._per_step, len(samples))
         for i in (k * len(samples) // count for k in range(count)):
-            record = _sample_record(step, samples[i]) | (_token_record(samples[i], texts[i]) if texts else {})
+            record = {"step": step, "kind": kind, **_sample_record(samples[i])}
+            if texts:
+                record |= _token_record(samples[i], texts[i])
+                record.update(token_log.get(i, {}))
             self._file.write(json.dumps(record, default=str) + "\n")
         self._file.flush()
 
@@ -129,10 +146,17 @@ class Trackers:
         for tracker in self._trackers:
             tracker.log(step, metrics)
 
-    def log_samples(self, step: int, samples: Sequence[Sample], texts: Sequence[Sequence[str]] = ()) -> None:
-        """Write some samples of a step; `texts` are the texts of their response tokens."""
+    def log_samples(
+        self,
+        step: int,
+        samples: Sequence[Sample],
+        texts: Sequence[Sequence[str]] = (),
+        token_log: TokenLog = NO_LOG,
+        kind: str = TRAINING,
+    ) -> None:
+        """Write some samples of a step; see SampleWriter.write."""
         if self._samples is not None:
-            self._samples.write(step, samples, texts)
+            self._samples.write(step, samples, texts, token_log, kind)
 
     def close(self) -> None:
         for tracker in self._trackers:
@@ -217,17 +241,16 @@ def _token_record(sample: Sample, texts: Sequence[str]) -> dict[str, Any]:
     cut = slice(0, MAX_LOGGED_TOKENS)
     return {
         "tokens": list(texts[cut]),
-        "log_probs": [_json_number(round(value, 4)) for value in sample.rollout_log_probs[cut]],
+        "log_probs": [_json_number(round(value, 6)) for value in sample.rollout_log_probs[cut]],
         "loss_mask": [int(value) for value in sample.loss_mask[cut]],
         "weight_versions_by_token": list(sample.weight_versions[cut]),
         "tokens_cut": sample.response_length > MAX_LOGGED_TOKENS,
     }
 
 
-def _sample_record(step: int, sample: Sample) -> dict[str, Any]:
+def _sample_record(sample: Sample) -> dict[str, Any]:
     known = [version for version in sample.weight_versions if version >= 0]
     return {
-        "step": step,
         "index": sample.index,
         "group_index": sample.group_index,
         "prompt": sample.prompt,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from slime_rl.observability.trace import NO_TRACE, Trace
 from slime_rl.trainer.distributed import Layout
 from slime_rl.trainer.forward import TokenHead
 from slime_rl.trainer.reference import ReferenceWeights
+from slime_rl.trainer.token_log import TokenLog
 
 
 @dataclass
@@ -33,6 +34,7 @@ class TrainState:
     teacher: ReferenceWeights | None = None
     adaptive_kl: AdaptiveKL | None = None
     trace: Trace = NO_TRACE
+    token_log: TokenLog = field(default_factory=dict)  # of the last step, see trainer.token_log
 
     @property
     def sequence_parallel(self) -> bool:

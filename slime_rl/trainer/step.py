@@ -30,6 +30,7 @@ from slime_rl.trainer.token_fields import (
     unpack_fields,
     with_kl_coef,
 )
+from slime_rl.trainer.token_log import close_log, open_log
 from slime_rl.trainer.token_pass import token_pass
 from slime_rl.trainer.update import StepData, mean_of, public_names, run_updates
 
@@ -54,6 +55,7 @@ def train_step(
     config, timer = with_kl_coef(state.config, current_kl_coef(state)), PhaseTimer(state.device, state.trace)
     data = StepData(state.config, batch, make_shard(state, batch), step)
     timer.seconds |= seconds_before(given, of_critic=False)
+    state.token_log = {}
     token_fields = sampled_fields(config, data.shard)
     token_fields |= unpack_fields(given, batch, state) if given else policy_fields(state, data.shard, timer)
     if critic is not None:
@@ -68,7 +70,9 @@ def train_step(
     metrics = {} if critic is None else train_critic(config, critic, data, whole, weights, timer)
     if step >= config.critic.critic_warmup_steps:
         inputs = _policy_inputs(data.shard, whole, weights, advantages, selected, token_fields)
-        updates = run_updates(state, data, inputs, timer)
+        seen = open_log(config, state.layout, data.shard)
+        updates = run_updates(state, data, inputs, timer, seen)
+        state.token_log = close_log(config, data.shard, inputs, seen)
         metrics |= {name: mean_of(values) for name, values in updates.items()}
         metrics["num_microbatches"] = sum(updates["num_microbatches"])
     metrics |= _after_step(state, step, whole)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from slime_rl.config import Config
 from slime_rl.data.batches import RolloutBatch
 from slime_rl.trainer import optimizer as optim
@@ -14,6 +16,7 @@ from slime_rl.trainer.loss import MicroBatchResult, NonFiniteError, Objective, f
 from slime_rl.trainer.shard import Shard
 from slime_rl.trainer.state import TrainState
 from slime_rl.trainer.timing import PhaseTimer
+from slime_rl.trainer.token_log import watched
 from slime_rl.trainer.token_pass import make_micro_batches
 
 
@@ -27,8 +30,12 @@ class StepData:
     step: int
 
 
-def run_updates(state: TrainState, data: StepData, objective: Objective, timer: PhaseTimer) -> dict[str, list[float]]:
+def run_updates(
+    state: TrainState, data: StepData, objective: Objective, timer: PhaseTimer, seen: Tensor | None = None
+) -> dict[str, list[float]]:
     """Every update of every epoch of the step; each metric's values, one per update.
+
+    `seen [t]` gets the policy's log-probs of the first epoch: those that each token was first trained with.
 
     Raises:
         NonFiniteError: a loss or gradient is NaN or infinite; names the dump that was written.
@@ -39,17 +46,24 @@ def run_updates(state: TrainState, data: StepData, objective: Objective, timer: 
         for number in range(train.num_updates_per_rollout):
             rows = [row for row, of in enumerate(update_ids) if of == number]
             record = UpdateRecord(role=objective.role, step=data.step, epoch=epoch, update=number, rows=rows)
-            for name, value in _update(state, data, objective, record, timer).items():
+            for name, value in _update(state, data, objective, record, timer, None if epoch else seen).items():
                 collected[name].append(value)
     return collected
 
 
 def _update(
-    state: TrainState, data: StepData, objective: Objective, record: UpdateRecord, timer: PhaseTimer
+    state: TrainState,
+    data: StepData,
+    objective: Objective,
+    record: UpdateRecord,
+    timer: PhaseTimer,
+    seen: Tensor | None,
 ) -> dict[str, float]:
     """One optimizer update."""
     with timer.phase("forward_backward"):
         loss_fn = objective.loss_fn(state.config, record.is_first)
+        if seen is not None:
+            loss_fn = watched(loss_fn, seen)
         results, num_micro_batches = forward_backward(state, data.shard, record.rows, loss_fn)
     with timer.phase("optimizer"):
         metrics = measure(state, results)

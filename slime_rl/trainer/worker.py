@@ -26,6 +26,7 @@ from slime_rl.trainer.member import CRITIC_FOLDER, REFERENCE_FOLDER, GroupMember
 if TYPE_CHECKING:
     from slime_rl.data.batches import RolloutBatch, TokenFields
     from slime_rl.trainer.state import TrainState
+    from slime_rl.trainer.token_log import TokenLog
 
 
 class TrainWorker(GroupMember):
@@ -72,6 +73,10 @@ class TrainWorker(GroupMember):
             metrics = train_step(self.state, step, batch, self.critic, given)
         self.state.trace.flush()
         return metrics
+
+    def token_log(self) -> TokenLog:
+        """What the last step saw of this worker's samples of --log-samples, by `sample_ids`. Not collective."""
+        return self.state.token_log
 
     def compute_token_fields(self, batch: RolloutBatch) -> TokenFields:
         """The log-probs that a step needs before its first update, as another group of workers can take them."""

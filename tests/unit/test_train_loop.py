@@ -21,7 +21,7 @@ class Recorder:
         self._name, self._calls, self._answers = name, calls, answers
 
     def __getattr__(self, method: str) -> Any:
-        def call(*args: Any) -> Any:
+        def call(*args: Any, **_: Any) -> Any:
             shown = [str(arg) for arg in args if isinstance(arg, int)]
             self._calls.append(f"{self._name}{method}({', '.join(shown)})")
             return self._answers.get(method)
@@ -58,7 +58,7 @@ def calls_of(tmp_path: Path, *flags: str, start: int = 0, ends: tuple[bool, ...]
     cluster.training = contextlib.nullcontext
     cluster.fault_metrics = dict
     cluster.rollout = rollout
-    cluster.actor = Recorder("", calls, {"train": {}})
+    cluster.actor = Recorder("", calls, {"train": {}, "token_log": {}})
     cluster.critic = Recorder("critic.", calls, {}) if config.critic_is_apart else None
     cluster.saver = Recorder("", [], {})
     quiet = Recorder("", [], {})
@@ -77,7 +77,13 @@ BEFORE = ["restore()", "sync_weights(0)", "weights_are(0)", "evaluate()", "waite
 def test_a_step_is_taken_trained_committed_and_its_weights_sent(tmp_path: Path, flags: list[str], ahead: int) -> None:
     expected = list(BEFORE)
     for step in range(3):
-        expected += [f"submit_through({step + ahead})", f"take({step})", f"train({step})", f"commit({step})"]
+        expected += [
+            f"submit_through({step + ahead})",
+            f"take({step})",
+            f"train({step})",
+            "token_log()",
+            f"commit({step})",
+        ]
         expected += [f"sync_weights({step + 1})", f"weights_are({step + 1})"]
     assert calls_of(tmp_path, *flags) == [*expected, "evaluate()", "waited"]
 
@@ -85,13 +91,13 @@ def test_a_step_is_taken_trained_committed_and_its_weights_sent(tmp_path: Path, 
 def test_a_critic_apart_begins_its_step_first(tmp_path: Path) -> None:
     calls = calls_of(tmp_path, "--advantage-estimator", "gae", "--critic-num-workers", "1")
     first = calls.index("critic.train(0)")
-    assert calls[first - 1 : first + 3] == ["take(0)", "critic.train(0)", "train(0)", "commit(0)"]
+    assert calls[first - 1 : first + 3] == ["take(0)", "critic.train(0)", "train(0)", "token_log()"]
 
 
 def test_a_checkpoint_is_taken_at_the_trained_frontier(tmp_path: Path) -> None:
     calls = calls_of(tmp_path, "--save-interval", "2")
     first = calls.index("save(2)")
-    assert calls[first - 2 : first] == ["train(1)", "commit(1)"]
+    assert calls[first - 3 : first] == ["train(1)", "token_log()", "commit(1)"]
     assert calls[first + 1 : first + 4] == ["sync_weights(2)", "weights_are(2)", "submit_through(2)"]
     assert "save(1)" not in calls and calls[-5:-1] == ["save(3)", "sync_weights(3)", "weights_are(3)", "evaluate()"]
 
@@ -104,7 +110,7 @@ def test_a_resumed_run_sends_its_weights_before_anything_is_generated(tmp_path: 
 
 
 def step_calls(step: int) -> list[str]:
-    return [f"submit_through({step})", f"take({step})", f"train({step})", f"commit({step})"]
+    return [f"submit_through({step})", f"take({step})", f"train({step})", "token_log()", f"commit({step})"]
 
 
 def weights(version: int) -> list[str]:
@@ -135,7 +141,7 @@ def test_an_evaluation_that_has_ended_does_not_hold_the_weights(tmp_path: Path) 
 )
 def test_other_modes_wait_for_an_evaluation(tmp_path: Path, flags: tuple[str, ...]) -> None:
     calls = calls_of(tmp_path, *flags, "--num-steps", "2")
-    assert calls[-10:] == ["evaluate()", "waited", *step_calls(1), *weights(2), "evaluate()", "waited"]
+    assert calls[-11:] == ["evaluate()", "waited", *step_calls(1), *weights(2), "evaluate()", "waited"]
 
 
 def test_only_evaluating_is_one_evaluation_and_no_step(tmp_path: Path) -> None:

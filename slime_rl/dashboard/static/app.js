@@ -1,194 +1,175 @@
-// One page, five tabs; asks the server every two seconds while the run goes on.
-import { COLOURS, histogram, lanes, lines, safe, short, stacked } from "/static/draw.js";
+// One page. What it shows is in the address (#tab=rollouts&run=0&step=12), so that every view can be linked to; it asks
+// the server every two seconds while a run goes on, and draws only what has changed.
+import { chartOf, forgetCharts, safe, short } from "/static/draw.js";
+import { ask, here } from "/static/state.js";
+import { rollouts } from "/static/rollouts.js";
+import { compare, data, engines, overview, time } from "/static/views.js";
 
-const TABS = { overview, time, data, rollouts, compare };
-const FIRST = ["eval/", "rollout/reward_mean", "train/loss", "train/grad_norm", "rollout/response_length_mean",
-  "train/logprob_diff_mean_abs", "perf/tokens_per_s", "rollout/staleness_max", "rollout/zero_std_groups_fraction"];
-const here = { runs: [], run: 0, tab: "overview", step: null, colour: "log-prob", find: "", window: null, drawn: "" };
+const TABS = { overview, time, data, engines, rollouts, compare };
+const PERIOD_MS = 2000;
 const main = document.getElementById("main");
+let drawn = "", turn = 0;
 
-async function ask(path) {
-  const answer = await fetch(path);
-  const content = await answer.json();
-  if (!answer.ok) throw new Error(content.error || answer.statusText);
-  return content;
+function readAddress() {
+  here.at = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+  if (!TABS[here.at.tab]) here.at.tab = "overview";
+  here.run = Math.max(0, Math.min(Number(here.at.run) || 0, here.runs.length - 1));
 }
-const of = (part, run = here.run) => ask(`/api/runs/${run}/${part}`);
+
+// Values that are null leave the address; another tab or run is a step that the browser's back button undoes.
+function go(changes) {
+  const next = new URLSearchParams(Object.entries({ ...here.at, ...changes }).filter(([, value]) => value !== null && value !== ""));
+  const method = "tab" in changes || "run" in changes ? "pushState" : "replaceState";
+  history[method](null, "", `#${next}`);
+  readAddress();
+  return refresh();
+}
 
 function show(html) {
-  if (html === here.drawn) return; // nothing changed: keep scroll, focus and tooltips
-  here.drawn = html;
+  if (html === drawn) return; // nothing changed: scroll, focus and tooltips stay
+  drawn = html;
+  const focused = document.activeElement;
+  const [id, caret] = [focused?.id, focused?.selectionStart];
+  const open = new Set([...main.querySelectorAll("details[id]")].filter((d) => d.open).map((d) => d.id));
+  const closed = new Set([...main.querySelectorAll("details[id]")].filter((d) => !d.open).map((d) => d.id));
+  const scrolled = new Map([...main.querySelectorAll("[data-keep]")].map((box) => [box.dataset.keep, box.scrollTop]));
   main.innerHTML = html;
-}
-
-async function overview() {
-  const [run, metrics] = await Promise.all([of("overview"), of("metrics")]);
-  const order = (name) => { const at = FIRST.findIndex((start) => name.startsWith(start)); return at < 0 ? FIRST.length : at; };
-  const names = Object.keys(metrics).filter((name) => name.includes(here.find)).sort((a, b) => order(a) - order(b));
-  const cards = names.map((name) => card(name, metrics[name].meaning, metrics[name].unit,
-    [{ ...metrics[name], colour: COLOURS[0], name }]));
-  const flags = run.flags.map(([flag, value]) => `<tr><td>${safe(flag)}</td><td>${safe(JSON.stringify(value))}</td></tr>`);
-  show(`<p>${safe(run.folder)} · ${run.steps} of ${short(run.num_steps)} steps · ${short(run.seconds)} s</p>
-    ${run.error ? `<div class="error">${safe(run.error)}</div>` : ""}
-    ${run.advice.map((sentence) => `<div class="advice">${safe(sentence)}</div>`).join("")}
-    <h2>Metrics <input id="find" placeholder="find" value="${safe(here.find)}"></h2>
-    <div class="grid">${cards.join("")}</div>
-    <h2>Command</h2><pre>${safe(run.command)}</pre>
-    <h2>Flags that are not at their default</h2><table>${flags.join("")}</table>`);
-}
-
-function card(name, meaning, unit, series) {
-  const last = series.length === 1 ? series[0].values[series[0].values.length - 1] : null;
-  return `<div class="card" title="${safe(meaning)}"><b>${safe(name)}</b>
-    <span class="now">${last === null ? "" : short(last)} ${safe(unit)}</span>${lines(series)}</div>`;
-}
-
-function phasesOf(metrics) {
-  const names = Object.keys(metrics).filter((name) => /^timing_s\/[^/]+$/.test(name));
-  const steps = metrics["perf/step_s"] ? metrics["perf/step_s"].steps : [];
-  const at = (name) => { const m = metrics[name]; return steps.map((step) => m.values[m.steps.indexOf(step)] || 0); };
-  return [steps, names.map((name, i) => ({ name: name.slice(9), values: at(name), colour: COLOURS[i % COLOURS.length] }))];
-}
-
-async function time() {
-  const [metrics, timeline] = await Promise.all([of("metrics"), of("timeline")]);
-  const [steps, phases] = phasesOf(metrics);
-  const parts = Object.keys(metrics).filter((name) => /^timing_s\/[^/]+\/./.test(name));
-  const end = timeline.seconds;
-  const [from, to] = here.window || [Math.max(0, end - 60), Math.max(end, 1e-3)];
-  const lanesHtml = timeline.tracks.length
-    ? `<p><button data-move="-0.5">◀</button> <button data-move="0.5">▶</button> <button data-zoom="0.5">closer</button>
-       <button data-zoom="2">wider</button> <span class="quiet">white between bars is waiting</span></p>
-       <div id="lanes" data-from="${from}" data-to="${to}">${lanes(timeline.tracks, from, to)}</div>`
-    : `<p class="quiet">run with --trace to see every worker, request and reward here</p>`;
-  show(`<h2>Seconds of each step by phase of the driver</h2>${stacked(steps, phases, "s")}
-    <h2>Parts, as workers measure them</h2><div class="grid">${parts.map((name) =>
-      card(name.slice(9), metrics[name].meaning, "s", [{ ...metrics[name], colour: COLOURS[0], name }])).join("")}</div>
-    <h2>Timeline</h2>${lanesHtml}`);
-}
-
-async function data() {
-  const [metrics, samples] = await Promise.all([of("metrics"), of("samples")]);
-  const pick = (names) => names.filter((name) => metrics[name])
-    .map((name, i) => ({ ...metrics[name], name, colour: COLOURS[i] }));
-  const states = Object.keys(metrics).filter((name) => /^buffer\/[^/]+$/.test(name));
-  const steps = states.length ? metrics[states[0]].steps : [];
-  const ledger = states.map((name, i) => ({ name: name.slice(7), values: metrics[name].values, colour: COLOURS[i % COLOURS.length] }));
-  const all = samples.groups.flatMap((group) => group.samples);
-  const ages = all.flatMap((s) => (s.weight_versions_by_token || []).filter((v) => v >= 0).map((v) => s.step - v));
-  show(`<div class="grid">
-    <div class="card"><b>staleness</b> (mean and oldest, in weight versions)${lines(pick(["rollout/staleness_mean", "rollout/staleness_max"]))}</div>
-    <div class="card"><b>response length</b> (mean and longest)${lines(pick(["rollout/response_length_mean", "rollout/response_length_max"]))}</div>
-    <div class="card"><b>reward</b> (lowest, mean, highest)${lines(pick(["rollout/reward_min", "rollout/reward_mean", "rollout/reward_max"]))}</div>
-    <div class="card"><b>lengths of step ${short(samples.step)}'s logged samples</b>${histogram(all.map((s) => s.response_length), "length")}</div>
-    <div class="card"><b>age of their tokens</b>${histogram(ages, "versions")}</div>
-    <div class="card"><b>their rewards</b>${histogram(all.map((s) => s.reward).filter(Number.isFinite), "reward")}</div></div>
-    <h2>Buffer ledger: groups by state at the end of each step</h2>${stacked(steps, ledger, "groups")}`);
-}
-
-const SHADES = { "log-prob": 1, mask: 1, version: 1, plain: 1 };
-function shade(sample, i) {
-  if (here.colour === "plain") return "var(--panel)";
-  if (here.colour === "mask") return sample.loss_mask[i] ? "#bfe3c9" : "#e3c7c7";
-  if (here.colour === "version") {
-    const age = sample.step - sample.weight_versions_by_token[i];
-    return sample.weight_versions_by_token[i] < 0 ? "#d5d9e0" : `hsl(${Math.max(0, 200 - 50 * age)} 75% 84%)`;
+  for (const box of main.querySelectorAll("details[id]")) box.open = open.has(box.id) || (box.open && !closed.has(box.id));
+  for (const box of main.querySelectorAll("[data-keep]")) box.scrollTop = scrolled.get(box.dataset.keep) ?? box.scrollTop;
+  const again = id && main.contains(focused) === false && document.getElementById(id);
+  if (again && main.contains(again)) {
+    again.focus({ preventScroll: true });
+    if (typeof caret === "number" && again.type === "text") again.setSelectionRange(caret, caret);
   }
-  if (!sample.loss_mask[i]) return "#d5d9e0"; // text of the environment: nobody sampled it
-  const surprise = Math.min(1, -sample.log_probs[i] / 6); // 6 nats: a chance of 1 in 400
-  return `hsl(${120 - 120 * surprise} 70% ${92 - 20 * surprise}%)`;
 }
 
-function tokenView(sample) {
-  if (!sample.tokens) return `<pre>${safe(sample.response)}</pre>`;
-  return `<div class="tokens">${sample.tokens.map((text, i) => `<span class="${sample.loss_mask[i] ? "" : "env"}"
-    style="background:${shade(sample, i)}" data-tip="${safe(JSON.stringify(text))}\nlog-prob ${short(sample.log_probs[i])} (${
-    short(100 * Math.exp(sample.log_probs[i]))} %)\nversion ${sample.weight_versions_by_token[i]}\n${
-    sample.loss_mask[i] ? "trained" : "masked"}">${safe(text)}</span>`).join("")}${sample.tokens_cut ? " …" : ""}</div>`;
-}
-
-function prompt(text) {
-  if (!Array.isArray(text)) return safe(text);
-  return text.map((message) => `<b>${safe(message.role)}</b> ${safe(typeof message.content === "string"
-    ? message.content : JSON.stringify(message.content))}`).join("<br>");
-}
-
-async function rollouts() {
-  const samples = await of(`samples${here.step === null ? "" : `?step=${here.step}`}`);
-  if (!samples.steps.length) return show(`<p class="quiet">no samples were logged; --log-samples N logs N a step</p>`);
-  const groups = samples.groups.map((group) => `<h2>group ${group.group_index} · mean reward of those shown ${short(group.mean)}</h2>
-    <div>${prompt(group.prompt)}</div><div class="columns">${group.samples.map((sample) => `<div class="sample">
-      reward <b>${short(sample.reward)}</b> (${sample.reward_minus_mean > 0 ? "+" : ""}${short(sample.reward_minus_mean)}) ·
-      label ${safe(JSON.stringify(sample.label))} · ${safe(sample.status)} · ${sample.response_length} tokens
-      ${tokenView(sample)}</div>`).join("")}</div>`);
-  const options = samples.steps.map((step) => `<option ${step === samples.step ? "selected" : ""}>${step}</option>`);
-  const shades = Object.keys(SHADES).map((name) => `<option ${name === here.colour ? "selected" : ""}>${name}</option>`);
-  show(`<p>step <select id="step">${options.join("")}</select> coloured by <select id="colour">${shades.join("")}</select>
-    <span class="quiet">log-prob: green is likely, red is surprising; underlined tokens are masked</span></p>${groups.join("")}`);
-}
-
-async function compare() {
-  const all = await Promise.all(here.runs.map((_, i) => of("metrics", i).catch(() => ({}))));
-  const names = [...new Set(all.flatMap(Object.keys))].filter((name) => name.includes(here.find));
-  const legend = here.runs.map((run, i) => `<span><i style="background:${COLOURS[i % COLOURS.length]}"></i>${safe(run.name)}</span>`);
-  const cards = names.map((name) => {
-    const series = all.flatMap((metrics, i) => metrics[name]
-      ? [{ ...metrics[name], colour: COLOURS[i % COLOURS.length], name: here.runs[i].name }] : []);
-    return card(name, series[0].meaning, series[0].unit, series);
-  });
-  show(`<p class="legend">${legend.join("")} <input id="find" placeholder="find" value="${safe(here.find)}"></p>
-    <div class="grid">${cards.join("")}</div>`);
-}
-
-async function refresh() {
-  try {
-    here.runs = await ask("/api/runs");
-    const state = here.runs[here.run].state;
-    const box = document.getElementById("state");
-    if (box.textContent !== state) box.textContent = state;
-    await TABS[here.tab]();
-  } catch (error) {
-    show(`<p class="quiet">${safe(error.message)}</p>`);
-  }
+function status(text, isLost) {
+  const box = document.getElementById("when");
+  box.textContent = text;
+  box.className = isLost ? "lost" : "";
 }
 
 function header() {
-  document.getElementById("run").innerHTML = here.runs.map((run, i) => `<option value="${i}">${safe(run.name)}</option>`).join("");
-  document.getElementById("tabs").innerHTML = Object.keys(TABS)
-    .map((name) => `<button data-tab="${name}" class="${name === here.tab ? "on" : ""}">${name}</button>`).join(" ");
+  const options = here.runs.map((run, i) => `<option value="${i}" ${i === here.run ? "selected" : ""}>${safe(run.name)}</option>`);
+  const box = document.getElementById("run");
+  if (box.dataset.drawn !== options.join("")) { box.innerHTML = options.join(""); box.dataset.drawn = options.join(""); }
+  box.hidden = here.at.tab === "compare";
+  const run = here.runs[here.run];
+  box.title = run.folder;
+  const state = document.getElementById("state");
+  state.textContent = run.state;
+  state.className = run.state;
+  state.hidden = here.at.tab === "compare";
+  document.title = `${run.name} · slime_rl`;
+  const tabs = Object.keys(TABS).map((name) => `<button data-tab="${name}" class="${name === here.at.tab ? "on" : ""}"
+    ${name === here.at.tab ? 'aria-current="page"' : ""}>${name}</button>`).join("");
+  const nav = document.getElementById("tabs");
+  if (nav.dataset.drawn !== tabs) { nav.innerHTML = tabs; nav.dataset.drawn = tabs; }
+}
+
+async function refresh() {
+  const mine = ++turn; // an answer that comes after the user went on is not drawn
+  try {
+    here.runs = await ask("/api/runs");
+    if (mine !== turn) return;
+    readAddress();
+    header();
+    forgetCharts();
+    const html = await TABS[here.at.tab]();
+    if (mine !== turn) return;
+    show(html);
+    status(here.runs[here.run].state === "running" ? `live · ${new Date().toLocaleTimeString()}` : "");
+  } catch (error) {
+    if (mine !== turn) return;
+    if (error.answered) show(`<p class="note">${safe(error.message)}</p>`);
+    else status("the dashboard's server does not answer; trying again", true);
+    if (!error.answered && !(error instanceof TypeError)) throw error; // ours: the console should have it
+  }
 }
 
 document.addEventListener("click", (event) => {
-  const { tab, move, zoom } = event.target.dataset;
-  if (tab) { here.tab = tab; history.replaceState(null, "", `#${tab}`); header(); document.getElementById("run").value = here.run; }
-  if (move || zoom) {
-    const { from, to } = document.getElementById("lanes").dataset;
-    const [middle, half] = [(+from + +to) / 2 + (move || 0) * (to - from), ((to - from) / 2) * (zoom || 1)];
-    here.window = [middle - half, middle + half];
+  const hit = event.target.closest("[data-tab], [data-go], [data-big]");
+  if (!hit || hit.disabled) return;
+  if (hit.dataset.tab) go({ tab: hit.dataset.tab });
+  if (hit.dataset.go) go(JSON.parse(hit.dataset.go));
+  if (hit.dataset.big) {
+    here.big.has(hit.dataset.big) ? here.big.delete(hit.dataset.big) : here.big.add(hit.dataset.big);
+    refresh();
   }
-  if (tab || move || zoom) refresh();
-});
-document.addEventListener("change", (event) => {
-  if (event.target.id === "run") { here.run = +event.target.value; here.step = here.window = null; }
-  if (event.target.id === "step") here.step = +event.target.value;
-  if (event.target.id === "colour") here.colour = event.target.value;
-  if (event.target.id === "find") here.find = event.target.value;
-  refresh();
-});
-document.addEventListener("mousemove", (event) => {
-  const tip = document.getElementById("tip");
-  tip.hidden = !event.target.dataset?.tip;
-  if (tip.hidden) return;
-  tip.textContent = event.target.dataset.tip;
-  tip.style.left = `${Math.min(event.clientX + 12, innerWidth - 260)}px`;
-  tip.style.top = `${event.clientY + 14}px`;
 });
 
-// Tab and step can be linked to: /#rollouts=12
-const [tab, step] = location.hash.slice(1).split("=");
-if (TABS[tab]) here.tab = tab;
-if (step) here.step = +step;
-here.runs = await ask("/api/runs");
-header();
+document.addEventListener("change", (event) => {
+  const { id, value, dataset, checked, type } = event.target;
+  if (id === "run") go({ run: value, step: null, first: null, from: null, to: null });
+  else if (dataset.key) {
+    const changes = { [dataset.key]: type === "checkbox" ? (checked ? "1" : null) : value };
+    if (["step", "kind", "order", "find"].includes(dataset.key)) changes.first = null;
+    if (dataset.key === "kind") changes.step = null;
+    if (dataset.key === "step") changes.from = changes.to = null;
+    go(changes);
+  } else if (dataset.hide) {
+    const hidden = new Set((here.at.hide || "").split(",").filter(Boolean));
+    checked ? hidden.delete(dataset.hide) : hidden.add(dataset.hide);
+    go({ hide: [...hidden].join(",") || null });
+  }
+});
+
+let typing;
+document.addEventListener("input", (event) => {
+  if (event.target.id !== "find") return;
+  clearTimeout(typing);
+  typing = setTimeout(() => go({ find: event.target.value, first: null }), 250);
+});
+document.addEventListener("toggle", (event) => { // a part of the overview is drawn when it is opened
+  const part = event.target.dataset?.part;
+  if (part && event.target.open !== here.open.has(part)) {
+    event.target.open ? here.open.add(part) : here.open.delete(part);
+    refresh();
+  }
+}, true);
+
+function tipOf(event) {
+  const { target } = event;
+  if (target.dataset?.tip) return target.dataset.tip;
+  const svg = target.closest?.("svg[data-chart]");
+  const chart = svg && chartOf(svg);
+  if (!chart) return "";
+  const box = svg.getBoundingClientRect();
+  const at = ((event.clientX - box.left) / box.width) * chart.width;
+  const part = Math.max(0, Math.min(1, (at - chart.from) / (chart.to - chart.from || 1)));
+  const { xs } = chart;
+  const wanted = xs[0] + part * (xs[xs.length - 1] - xs[0]);
+  const i = chart.blocks ? Math.min(xs.length - 1, Math.floor(part * xs.length)) : nearest(xs, wanted);
+  const rows = chart.rows.filter((row) => row.values.has(xs[i])).map((row) =>
+    `${row.name}: ${short(row.values.get(xs[i]))} ${row.unit && row.unit !== "-" ? row.unit : ""}`);
+  return rows.length ? `${chart.xName} ${short(xs[i])}\n${rows.join("\n")}` : "";
+}
+
+function nearest(xs, wanted) {
+  let [low, high] = [0, xs.length - 1];
+  while (high - low > 1) { const middle = (low + high) >> 1; xs[middle] < wanted ? (low = middle) : (high = middle); }
+  return wanted - xs[low] < xs[high] - wanted ? low : high;
+}
+
+document.addEventListener("mousemove", (event) => {
+  const tip = document.getElementById("tip");
+  const text = tipOf(event);
+  tip.hidden = !text;
+  if (!text) return;
+  tip.textContent = text;
+  tip.style.left = `${Math.max(4, Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 8))}px`;
+  tip.style.top = `${event.clientY + 18 + tip.offsetHeight > innerHeight ? event.clientY - tip.offsetHeight - 8 : event.clientY + 18}px`;
+});
+
+addEventListener("popstate", () => { readAddress(); refresh(); });
+addEventListener("hashchange", () => { readAddress(); refresh(); });
 await refresh();
-setInterval(() => { if (["running", "stopped"].includes(here.runs[here.run].state) && !document.hidden) refresh(); }, 2000);
+requestAnimationFrame(() => setTimeout(() => { // it is on the screen now: for those who wait for that
+  performance.mark("drawn");
+  document.documentElement.dataset.ready = "1";
+}));
+let ticks = 0;
+setInterval(() => { // a finished run may be continued, so it is looked at too, now and then
+  const mayWait = here.runs[here.run]?.state === "finished" && !document.querySelector("#when.lost");
+  if (!document.hidden && (!mayWait || ++ticks % 5 === 0)) refresh();
+}, PERIOD_MS);

@@ -1,61 +1,25 @@
-"""The dashboard over HTTP, on a run folder written by the run's own writers; drawn by a real browser if there is one.
-
-CHROMIUM names the browser; without it `chromium` or `chromium-headless-shell` on the PATH is taken.
-"""
+"""The dashboard over HTTP, on a run folder written by the run's own writers."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 import socket
-import subprocess
-import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
-from factories import make_config
+from dashboard_runs import write_run
+from dashboard_site import get, serve
 
 from slime_rl.dashboard.__main__ import main
-from slime_rl.dashboard.app import make_app
-from slime_rl.dashboard.runs import find_runs
-from slime_rl.observability.trace import Trace
-from slime_rl.observability.tracker import make_trackers
-from slime_rl.types import Sample, Status
-
-ATTACK = "<img src=x onerror=alert(1)>"
-
-
-def make_sample(index: int, reward: float) -> Sample:
-    sample = Sample(index=index, group_index=7, rollout_id=index, prompt=f"1+1= {ATTACK}", label="2")
-    sample.set_prompt_tokens([1, 2, 3])
-    sample.append_tokens([4, 5], log_probs=[-0.1, -2.5], versions=[0, 1])
-    sample.append_tokens([6], trained=False)
-    sample.response, sample.reward, sample.status = ATTACK, reward, Status.COMPLETED
-    return sample
-
-
-def write_run(tmp_path: Path) -> Path:
-    """Four steps, two samples each, and a trace."""
-    config = make_config(tmp_path, "--log-samples", "2", "--lr", "0.125")
-    with make_trackers(config) as trackers:
-        for step in range(4):
-            metrics = {"train/loss": 1.0 / (step + 1), "train/lr": float("nan"), "buffer/reserved": 2.0}
-            metrics |= {"timing_s/rollout": 2.4, "timing_s/train": 0.5, "timing_s/other": 0.1, "perf/step_s": 3.0}
-            metrics |= {"rollout/staleness_max": 1.0}
-            trackers.log(step, metrics)
-            samples = [make_sample(2 * step, 1.0), make_sample(2 * step + 1, 0.0)]
-            trackers.log_samples(step, samples, [["the", "<b>", "!"]] * 2)
-    trace = Trace(config.run_dir / "trace" / "rollout.jsonl")
-    trace.add("requests", "request", 10.0, 10.5, {"tokens": 3})
-    trace.add("requests", "request", 10.1, 10.4)
-    trace.close()
-    return config.run_dir
+from slime_rl.dashboard.runs import Run, Runs, as_json
 
 
 @pytest.fixture
@@ -65,75 +29,106 @@ def run_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def url(run_dir: Path) -> Iterator[str]:
-    import uvicorn
-
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        app = make_app(find_runs([run_dir]), ["127.0.0.1", "localhost"])
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
-        thread.start()
-        while not server.started:
-            time.sleep(0.01)
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        server.should_exit = True
-        thread.join(10)
+    with serve([run_dir]) as address:
+        yield address
 
 
-def get(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=20) as answer:
-        return json.loads(answer.read())
+def error_of(url: str) -> tuple[int, str]:
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        get(url)
+    return caught.value.code, json.loads(caught.value.read())["error"]
 
 
 def test_overview_has_state_flags_and_advice(url: str) -> None:
     found = get(f"{url}/api/runs/0/overview")
-    assert found["steps"] == 4 and found["state"] == "running"
+    assert found["steps"] == 4 and found["state"] == "running" and found["notes"] == []
     assert ["--lr", 0.125] in found["flags"] and "--lr 0.125" in found["command"]
     assert any("trainers idle 80%" in sentence for sentence in found["advice"])
 
 
+def test_advice_knows_that_a_fully_asynchronous_run_generates_ahead_already(tmp_path: Path) -> None:
+    [sentence] = Run(write_run(tmp_path, "--fully-async")).overview()["advice"]
+    assert "trainers idle" in sentence and "--rollout-ahead" not in sentence
+
+
 def test_metrics_have_points_and_their_documented_meaning(url: str) -> None:
-    metrics = get(f"{url}/api/runs/0/metrics")
-    assert metrics["train/loss"]["steps"] == [0, 1, 2, 3]
-    assert metrics["train/loss"]["values"][1] == 0.5
-    assert metrics["train/loss"]["meaning"].startswith("What the optimizer minimises")
-    assert metrics["train/lr"]["values"] == []  # not a number: no point, and valid JSON
+    found = get(f"{url}/api/runs/0/metrics")
+    loss = found["metrics"]["train/loss"]
+    assert found["axes"][loss["axis"]]["steps"] == [0, 1, 2, 3] and len(found["axes"][loss["axis"]]["times"]) == 4
+    assert loss["values"][1] == 0.5
+    assert loss["meaning"].startswith("What the optimizer minimises")
+    assert found["metrics"]["train/lr"]["values"] == []  # not a number: no point, and valid JSON
 
 
-def test_samples_come_by_group_with_tokens(url: str) -> None:
+def test_samples_come_by_group_with_tokens_and_what_training_saw_of_them(url: str) -> None:
     found = get(f"{url}/api/runs/0/samples?step=2")
-    assert found["steps"] == [0, 1, 2, 3]
+    assert found["steps"] == [0, 1, 2, 3] and found["num_groups"] == 2
     group = found["groups"][0]
     assert group["mean"] == 0.5 and [s["reward_minus_mean"] for s in group["samples"]] == [0.5, -0.5]
     sample = group["samples"][0]
-    assert sample["tokens"] == ["the", "<b>", "!"]
-    assert sample["log_probs"][:2] == [-0.1, -2.5]
-    assert sample["loss_mask"] == [1, 1, 0]
-    assert sample["weight_versions_by_token"][:2] == [0, 1]
+    assert sample["tokens"] == ["the", "<b>", "!"] and sample["loss_mask"] == [1, 1, 0]
+    assert sample["log_probs"][:2] == [-0.1, -2.5] and sample["weight_versions_by_token"][:2] == [0, 1]
+    assert sample["train_log_probs"] == [-0.1, pytest.approx(-1.806853), None] and sample["advantages"][0] == 0.5
     assert get(f"{url}/api/runs/0/samples")["step"] == 3
 
 
-def test_timeline_puts_overlapping_requests_into_lanes(url: str) -> None:
-    found = get(f"{url}/api/runs/0/timeline")
-    assert [bar[0] for bar in found["tracks"][0]["bars"]] == [0, 1]
-    assert found["seconds"] == pytest.approx(0.5)
+def test_evaluation_samples_are_not_mixed_with_those_that_train(url: str) -> None:
+    found = get(f"{url}/api/runs/0/samples?kind=evaluation")
+    assert found["kinds"] == ["training", "evaluation"] and found["steps"] == [0]
+    assert [len(group["samples"]) for group in found["groups"]] == [1]
+    assert [len(g["samples"]) for g in get(f"{url}/api/runs/0/samples?step=0")["groups"]] == [2, 1]
 
 
-def test_a_live_run_shows_new_steps(url: str, run_dir: Path) -> None:
-    get(f"{url}/api/runs/0/metrics")
+def test_spread_is_that_of_a_steps_logged_samples(url: str) -> None:
+    found = get(f"{url}/api/runs/0/spread?step=1")
+    assert found["lengths"] == [3, 3, 3] and found["rewards"] == [1.0, 0.0, 1.0]
+    assert found["ages"] == [[0, 3], [1, 3]]  # versions 1 and 0 in step 1; the last token was not sampled
+
+
+def test_engines_have_faults_and_ends_of_logs(url: str) -> None:
+    found = get(f"{url}/api/runs/0/engines")
+    assert found["faults"] == ["2026-01-01 engine 0 is down: it has ended"]
+    assert found["logs"] == [{"name": "engine_0.log", "tail": "The server is fired up\n"}]
+
+
+def test_a_live_run_shows_new_steps_and_what_is_unchanged_is_not_sent_again(url: str, run_dir: Path) -> None:
+    with urllib.request.urlopen(f"{url}/api/runs/0/metrics", timeout=20) as answer:
+        tag = answer.headers["ETag"]
+    request = urllib.request.Request(f"{url}/api/runs/0/metrics", headers={"If-None-Match": tag})
+    with pytest.raises(urllib.error.HTTPError, match="304"):
+        urllib.request.urlopen(request, timeout=20)
     with (run_dir / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "time_s": 9, "train/loss": 0.125}\n')
-    os.utime(run_dir / "metrics.jsonl", (time.time() + 2, time.time() + 2))
-    assert get(f"{url}/api/runs/0/metrics")["train/loss"]["values"][-1] == 0.125
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        assert json.loads(answer.read())["metrics"]["train/loss"]["values"][-1] == 0.125
+
+
+def test_parts_that_are_asked_for_at_once_do_not_read_a_line_twice(url: str, run_dir: Path) -> None:
+    parts = ["metrics", "samples", "spread", "overview"] * 4
+    for step in range(4, 8):
+        with (run_dir / "samples.jsonl").open("a") as file:
+            file.writelines(f'{{"step": {step}, "group_index": {i}}}\n' for i in range(2000))
+        with ThreadPoolExecutor(len(parts)) as pool:
+            list(pool.map(lambda part: get(f"{url}/api/runs/0/{part}"), parts))
+        assert get(f"{url}/api/runs/0/samples")["num_samples"] == 2000
 
 
 def test_what_is_not_there_is_an_answer_and_not_a_crash(url: str, run_dir: Path) -> None:
-    with pytest.raises(urllib.error.HTTPError, match="404"):
-        get(f"{url}/api/runs/3/metrics")
+    assert error_of(f"{url}/api/runs/3/metrics") == (404, "there is no run 3 of 1")
+    assert error_of(f"{url}/api/runs/0/samples?step=one") == (409, "step must be a whole number, got 'one'")
+    assert "order must be one of as trained" in error_of(f"{url}/api/runs/0/samples?order=odd")[1]
+    assert "from and to must be seconds, got '1' and 'nan'" in error_of(f"{url}/api/runs/0/timeline?from=1&to=nan")[1]
     (run_dir / "metrics.jsonl").unlink()
-    with pytest.raises(urllib.error.HTTPError) as caught:
-        get(f"{url}/api/runs/0/metrics")
-    assert caught.value.code == 409 and "metrics.jsonl" in json.loads(caught.value.read())["error"]
+    assert "metrics.jsonl has not been written yet" in error_of(f"{url}/api/runs/0/metrics")[1]
+    shutil.rmtree(run_dir)
+    assert get(f"{url}/api/runs")[0]["state"] == "missing"
+    assert error_of(f"{url}/api/runs/0/overview")[0] == 409
+    for part in ("samples", "spread", "timeline", "engines"):  # empty, as of a run that has not come so far
+        assert get(f"{url}/api/runs/0/{part}") is not None
+
+
+def test_numbers_that_json_does_not_know_become_null() -> None:
+    assert json.loads(as_json({"a": [float("nan"), 1.5, {"b": float("inf")}]})) == {"a": [None, 1.5, {"b": None}]}
 
 
 def test_pages_of_other_sites_cannot_read_runs_through_the_users_browser(url: str) -> None:
@@ -142,35 +137,109 @@ def test_pages_of_other_sites_cannot_read_runs_through_the_users_browser(url: st
         urllib.request.urlopen(request, timeout=20)
 
 
-def test_a_folder_of_runs_stands_for_its_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_lets_nothing_run_that_is_not_its_own(url: str) -> None:
+    with urllib.request.urlopen(url, timeout=20) as answer:
+        policy = answer.headers["Content-Security-Policy"]
+    assert "default-src 'self'" in policy and "script-src" not in policy  # so scripts are those of 'self' alone
+
+
+def test_a_folder_of_runs_stands_for_its_runs_and_those_that_come_later(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        write_run(tmp_path / name)
-        (tmp_path / name / "run").rename(tmp_path / f"run_{name}")
-    assert [run.folder.name for run in find_runs([tmp_path])] == ["run_a", "run_b"]
-    assert main([str(tmp_path / "nothing")]) == 2
-    assert "must be the folder of a run" in capsys.readouterr().err
+        write_run(tmp_path / name).rename(tmp_path / f"run_{name}")
+        shutil.rmtree(tmp_path / name)
+    runs = Runs([tmp_path, tmp_path / "run_b"])
+    assert runs.names() == ["run_a", "run_b"]
+    shutil.copytree(tmp_path / "run_a", tmp_path / "run_0")
+    assert [run.folder.name for run in runs.look()] == ["run_a", "run_b", "run_0"]  # each keeps its number
 
 
-def browser() -> str:
-    for name in (os.environ.get("CHROMIUM"), "chromium", "chromium-headless-shell"):
-        if name and shutil.which(name):
-            return name
-    pytest.skip("no Chromium: install it, or set CHROMIUM")
+def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    assert Runs([write_run(tmp_path / "a"), write_run(tmp_path / "b")]).names() == ["a/run", "b/run"]
 
 
 @pytest.mark.parametrize(
-    ("tab", "shown"),
+    ("words", "said"),
     [
-        ("overview", ["trainers idle 80%", "train/loss", "--lr 0.125", "<svg"]),
-        ("time", ["rollout", "requests", "<rect"]),
-        ("data", ["Buffer ledger", "reserved"]),
-        ("rollouts=2", ["group 7", "mean reward of those shown 0.5", "&lt;b&gt;", "hsl("]),
-        ("compare", ["legend", "perf/step_s"]),
+        (["nothing"], "nothing: must be the folder of a run, or hold such folders; it is not there"),
+        (["empty"], "empty: must be the folder of a run, or hold such folders; it holds none"),
+        (["file"], "file: must be the folder of a run, or hold such folders; it is a file"),
+        (["run", "--port", "99999"], "--port must be 0 to 65535, got 99999"),
+        (["run", "--port", "TAKEN"], "Address already in use; --port 0 takes a free one"),
+        (["run", "--host", "no.such.host.invalid"], "--host no.such.host.invalid"),
+        ([], "the following arguments are required: RUN_DIR"),
+        (["run", "--prot", "1"], "unrecognized arguments: --prot 1"),
+        (["run", "--port", "x"], "argument --port: invalid int value: 'x'"),
     ],
 )
-def test_a_browser_draws_every_tab_and_runs_nothing_from_a_sample(url: str, tab: str, shown: list[str]) -> None:
-    command = [browser(), "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=1500", "--dump-dom"]
-    page = subprocess.run([*command, f"{url}/#{tab}"], capture_output=True, text=True, timeout=120).stdout
-    for text in shown:
-        assert text in page, page[-3000:]
-    assert "<img" not in page
+def test_wrong_arguments_are_answered_in_one_line(
+    tmp_path: Path, run_dir: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        words = [str(taken.getsockname()[1]) if word == "TAKEN" else word for word in words]
+        try:
+            code = main(words)
+        except SystemExit as left:
+            code = left.code
+    assert code == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1 and error.startswith("slime_rl.dashboard: ")
+
+
+def age_metrics(run_dir: Path) -> None:
+    old = time.time() - 3600
+    os.utime(run_dir / "metrics.jsonl", (old, old))
+
+
+def test_state_is_what_the_run_left_last(run_dir: Path) -> None:
+    run = Run(run_dir)
+    assert run.state == "running"
+    age_metrics(run_dir)
+    assert run.state == "stopped"
+    (run_dir / "error.log").write_text("Traceback: engine lost\n")
+    assert run.state == "failed" and "engine lost" in run.overview()["error"]
+    (run_dir / "summary.json").write_text("{}")
+    assert run.state == "finished"
+    old = time.time() - 7200
+    for name in ("summary.json", "error.log"):  # the run was continued, and then killed
+        os.utime(run_dir / name, (old, old))
+    assert run.state == "stopped"
+
+
+def test_a_run_whose_step_takes_long_is_running_as_long_as_it_holds_its_folder(run_dir: Path) -> None:
+    age_metrics(run_dir)
+    with (run_dir / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert Run(run_dir).state == "running"
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        assert Run(run_dir).state == "stopped"
+
+
+def test_files_that_are_being_written_or_broken_leave_the_rest_readable(run_dir: Path) -> None:
+    run = Run(run_dir)
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        file.write('not json\n{"step": 4, "train/loss": 0.1}\n{"step": 5, "train/lo')
+    (run_dir / "config.json").write_text('{"train": {"num_st')
+    found = run.overview()
+    assert found["steps"] == 4 and found["flags"] == []
+    assert "left out, not a JSON object with a step: line 6" in found["notes"][0]
+    assert "config.json:1: not JSON" in found["notes"][1]
+    assert run.metrics()["metrics"]["train/loss"]["values"] == [1.0, 0.5, 0.333333, 0.25, 0.1]
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        file.write('ss": 0.05}\n')
+    assert run.metrics()["metrics"]["train/loss"]["values"][-1] == 0.05
+
+
+def test_a_run_before_its_first_step_says_so(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").touch()
+    [run] = Runs([tmp_path / "run"]).look()
+    with pytest.raises(ValueError, match="not been written yet; the first step or evaluation brings it"):
+        run.overview()
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 0, "tr')
+    with pytest.raises(ValueError, match="no whole line in it yet"):
+        run.overview()

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from slime_rl.data.rendering import render_prompt
+from slime_rl.data.rendering import render_prompt, token_texts
 
 
 class FakeTokenizer:
@@ -64,3 +64,22 @@ def test_what_does_not_go_together_is_refused() -> None:
         render_prompt(FakeTokenizer(chat_template=None), messages, True)
     with pytest.raises(ValueError, match="rejects this prompt: KeyError"):
         render_prompt(FakeTokenizer(), [{"role": "odd", "content": "x"}], True)
+
+
+class ByteTokenizer:
+    """One token per byte of UTF-8; a first token that is a space is left out, as SentencePiece does."""
+
+    def decode(self, tokens: list[int]) -> str:
+        return bytes(tokens).decode("utf-8", errors="replace").removeprefix(" ")
+
+
+def test_texts_of_tokens_joined_are_the_text_and_a_character_is_its_last_tokens() -> None:
+    texts = token_texts(ByteTokenizer(), list("a b é 🙂!".encode()))
+    assert "".join(texts) == "a b é 🙂!"
+    assert texts == ["a", " ", "b", " ", "", "é", " ", "", "", "", "🙂", "!"]
+
+
+def test_bytes_that_are_no_character_have_texts_too() -> None:
+    texts = token_texts(ByteTokenizer(), [0xF0] * 30)
+    assert len(texts) == 30 and "".join(texts) == "\ufffd" * 30
+    assert token_texts(ByteTokenizer(), list("né".encode()[:-1])) == ["n", "\ufffd"]

@@ -97,6 +97,17 @@ def test_samples_of_steps_that_run_again_are_dropped(tmp_path: Path) -> None:
     assert [line["step"] for line in read_jsonl(path)] == [0, 1]
 
 
+def test_tokens_of_a_sample_come_with_what_training_saw_of_them(tmp_path: Path) -> None:
+    writer = SampleWriter(tmp_path / "samples.jsonl", per_step=2)
+    log = {1: {"train_log_probs": [-0.3, None], "advantages": [0.5, 0.5]}}
+    writer.write(0, make_samples(2), [["a", "b"], ["c", "d"]], log)
+    writer.write(1, make_samples(1), kind="evaluation")
+    first, second, evaluated = read_jsonl(tmp_path / "samples.jsonl")
+    assert "train_log_probs" not in first and first["tokens"] == ["a", "b"] and first["kind"] == "training"
+    assert second["train_log_probs"] == [-0.3, None] and second["advantages"] == [0.5, 0.5]
+    assert evaluated["kind"] == "evaluation" and "tokens" not in evaluated
+
+
 def test_label_that_is_not_json_does_not_stop_the_run(tmp_path: Path) -> None:
     sample = make_samples(1)[0]
     sample.label = {1, 2}

@@ -1,0 +1,228 @@
+"""Every view in a real browser: what it shows, what can be clicked, and that nothing of a sample runs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from dashboard_runs import ATTACK, make_sample, write_run
+from dashboard_site import look, open_browser, serve
+
+from benchmarks.dashboard_load import drawn_after_s, write_long_run
+from tools.headless_browser import Browser, find_programs
+
+HOSTILE = "</script><script>window.broken = 1</script>"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with open_browser() as opened:
+        yield opened
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    return write_run(tmp_path)
+
+
+@pytest.fixture
+def url(run_dir: Path) -> Iterator[str]:
+    with serve([run_dir]) as address:
+        yield address
+
+
+def count(browser: Browser, selector: str) -> int:
+    return browser.run("return document.querySelectorAll(arguments[0]).length", selector)
+
+
+def tip(browser: Browser, selector: str) -> str:
+    browser.move_to(selector)
+    browser.wait("return !document.getElementById('tip').hidden")
+    return browser.run("return document.getElementById('tip').innerText")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("tab=overview", ["4 of 100 steps", "trainers idle 80%", "train/loss", "accuracy · held", "0.25"]),
+        (
+            "tab=time",
+            [
+                "Seconds of each step",
+                "trainer_0 · training",
+                "36 in all, up to 12 at once",
+                "idle: a bubble",
+                "step 3 ends",
+            ],
+        ),
+        ("tab=data", ["response length", "age of trained tokens", "reserved", "3 samples (--log-samples) of step 3"]),
+        ("tab=engines", ["serving", "engine 0 is down: it has ended", "engine_0.log"]),
+        ("tab=rollouts&step=2", ["group 7", "2 samples logged", "mean reward of those 0.5", "<b>", ATTACK]),
+        ("tab=rollouts&step=2&view=conversation", ["user", "assistant", "tool or environment"]),
+        ("tab=rollouts&kind=evaluation", ["1 sample logged", "evaluation logs texts only"]),
+        ("tab=compare", ["one run: give several folders"]),
+        ("tab=nonsense", ["What limits it"]),
+    ],
+)
+def test_every_view_is_drawn(browser: Browser, url: str, theme: str, address: str, shown: list[str]) -> None:
+    browser.theme(theme)
+    text = look(browser, url, address)
+    for words in shown:
+        assert words in text, text
+    assert count(browser, "main img") == 0 and browser.run("return window.broken") is None
+    browser.theme("light")
+
+
+def contrast(browser: Browser, selector: str) -> float:
+    """Of an element's text against what is behind it (WCAG's ratio), at its worst over all such elements."""
+    return browser.run(
+        """
+        const canvas = new OffscreenCanvas(1, 1).getContext("2d", {willReadFrequently: true});
+        const light = ([r, g, b]) => {
+          const f = (v) => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+          return 0.2126 * f(r) + 0.7152 * f(g) + 0.0722 * f(b); };
+        let worst = 99;
+        for (const element of document.querySelectorAll(arguments[0])) {
+          const layers = [];
+          for (let at = element; at; at = at.parentElement) layers.unshift(getComputedStyle(at).backgroundColor);
+          for (const layer of layers) { canvas.fillStyle = layer; canvas.fillRect(0, 0, 1, 1); }
+          const back = light(canvas.getImageData(0, 0, 1, 1).data);
+          canvas.fillStyle = getComputedStyle(element).color; canvas.fillRect(0, 0, 1, 1);
+          const ink = light(canvas.getImageData(0, 0, 1, 1).data);
+          worst = Math.min(worst, (Math.max(ink, back) + 0.05) / (Math.min(ink, back) + 0.05));
+        }
+        return worst;
+        """,
+        selector,
+    )
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("colour", ["log-prob", "ratio", "advantage", "mask", "version"])
+def test_tokens_are_legible_in_every_colour_and_theme(browser: Browser, url: str, theme: str, colour: str) -> None:
+    browser.theme(theme)
+    look(browser, url, f"tab=rollouts&step=2&colour={colour}")
+    assert count(browser, ".tokens span[style]") >= 2
+    assert contrast(browser, ".tokens span[data-tip]") >= 4.5
+    assert contrast(browser, "nav button, .quiet, h3, td, #state") >= 4.5
+    browser.theme("light")
+
+
+def test_a_token_tells_ratio_and_advantage(browser: Browser, url: str) -> None:
+    text = look(browser, url, "tab=rollouts&step=2&colour=ratio")
+    assert "furthest from 1 on this page: \N{MULTIPLICATION SIGN}2.000" in text
+    told = tip(browser, ".tokens span:nth-child(2)")
+    assert "ratio trainer / engine: 2.000" in told and "advantage 0.5" in told
+    assert "weights of version 1 (1 old)" in told and "trained on" in told
+    shades = browser.run("return [...document.querySelectorAll('.tokens')][0].innerHTML.match(/--a:([0-9.]+)/g)")
+    assert shades == ["--a:0.00", "--a:0.62"]  # ratio 1 has no colour, the largest has all; the last was not sampled
+    assert "not sampled by a model" in tip(browser, ".tokens span:nth-child(3)")
+
+
+def test_samples_that_training_told_nothing_of_say_so(browser: Browser, url: str, run_dir: Path) -> None:
+    sample = make_sample(90, 1.0)
+    line = {"step": 9, "index": 90, "group_index": 3, "prompt": sample.prompt, "response": "x", "tokens": ["x"]}
+    line |= {"log_probs": [-1.0], "loss_mask": [1], "weight_versions_by_token": [9], "reward": 1.0}
+    with (run_dir / "samples.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    assert "these samples have no advantage" in look(browser, url, "tab=rollouts&colour=advantage")
+
+
+def test_views_can_be_changed_by_hand_and_back(browser: Browser, url: str) -> None:
+    look(browser, url, "tab=overview")
+    browser.click("[data-tab=rollouts]")
+    browser.wait("return document.querySelector('.group')")
+    assert browser.run("return location.hash") == "#tab=rollouts"
+    browser.click("button[title='step before']")
+    browser.wait("return document.getElementById('step').value === '2'")
+    browser.run("const e = document.getElementById('colour'); e.value = 'version'; "
+                "e.dispatchEvent(new Event('change', {bubbles: true}))")  # fmt: skip
+    browser.wait("return document.querySelector('.scale')?.innerText.includes('current weights')")
+    assert "step=2" in browser.run("return location.hash")
+    browser.run("history.back()")
+    browser.wait("return document.querySelector('.tiles')")
+    browser.type("#find", "staleness")
+    browser.wait("return document.querySelectorAll('.card').length === 1")
+    assert browser.run("return document.activeElement.id") == "find"  # typing goes on
+    browser.click(".card .head")
+    browser.wait("return document.querySelector('.card.big .about')")
+    assert browser.problems() == []
+
+
+def test_a_chart_tells_the_values_under_the_pointer(browser: Browser, url: str) -> None:
+    look(browser, url, "tab=overview&find=train/loss")
+    assert tip(browser, ".card svg").startswith("step ")
+    assert "train/loss: 0." in tip(browser, ".card svg")
+    look(browser, url, "tab=time")
+    told = tip(browser, "svg[data-chart]")
+    assert "rollout: 2.4 s" in told and "together: 3 s" in told
+    assert "idle for" in tip(browser, "rect.gap")
+
+
+def test_a_live_run_is_drawn_again_without_a_reload(browser: Browser, url: str, run_dir: Path) -> None:
+    look(browser, url, "tab=overview")
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "time_s": 9, "perf/step_s": 1.0, "train/loss": 0.125}\n')
+    browser.wait("return document.getElementById('main').innerText.includes('5 of 100 steps')")
+    assert browser.run("return document.getElementById('when').innerText").startswith("live")
+    (run_dir / "error.log").write_text(f"Traceback: {HOSTILE} engine lost\n")
+    browser.wait("return document.getElementById('state').innerText === 'failed'")
+    browser.wait("return document.querySelector('.error')?.innerText.includes('engine lost')")
+    assert browser.run("return window.broken") is None
+
+
+def test_a_folder_that_goes_away_and_a_server_that_ends_are_told(browser: Browser, tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path)
+    with serve([run_dir]) as url:
+        look(browser, url, "tab=overview")
+        shutil.rmtree(run_dir)
+        browser.wait("return document.getElementById('main').innerText.includes('has not been written yet')")
+        browser.problems()
+    browser.wait("return document.getElementById('when').innerText.includes('server does not answer')")
+    browser.problems()
+
+
+def test_runs_of_different_length_are_compared(browser: Browser, tmp_path: Path) -> None:
+    long_name = "a_run_with_a_name_that_says_everything_about_its_flags_lr1e-6_kl0.01_seed17_second_try"
+    write_run(tmp_path / "one", "--seed", "5", steps=9).rename(tmp_path / long_name)
+    write_run(tmp_path / "two", steps=3).rename(tmp_path / "short")
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "config.json").write_text("{")
+    with serve([tmp_path / long_name, tmp_path / "short", tmp_path / "begun"]) as url:
+        text = look(browser, url, "tab=compare")
+        assert long_name in text and "held 0.25 → 0.25" in text and "has not been written yet" in text
+        assert "--seed" in text
+        assert count(browser, ".card svg path[stroke]") > 2
+        told = tip(browser, ".card:nth-of-type(2) svg")
+        assert long_name in told or "short" in told
+        browser.click("[data-hide='0']")
+        browser.wait("return !document.querySelector('table').innerText.includes('seed17')")
+        overflow = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        for tab in ("overview", "time", "data", "engines", "rollouts", "compare"):
+            look(browser, url, f"tab={tab}&run=0")
+            assert browser.run(overflow) <= 0, tab
+
+
+def test_a_narrow_window_has_no_horizontal_scrolling(browser: Browser, url: str) -> None:
+    browser.resize(420, 800)
+    for tab in ("overview", "time", "data", "rollouts"):
+        look(browser, url, f"tab={tab}")
+        assert browser.run("return document.documentElement.scrollWidth") <= 420, tab
+    browser.resize(1280, 800)
+
+
+def test_a_run_of_a_thousand_steps_is_drawn_quickly(browser: Browser, tmp_path: Path) -> None:
+    run = write_long_run(tmp_path / "long", 1000, samples_per_step=8, requests_per_step=50)
+    with serve([run]) as url:
+        for tab in ("overview", "time", "data", "rollouts"):
+            assert drawn_after_s(browser, url, tab) < 10, tab  # well below 1 s when the machine is quiet
+
+
+def test_without_a_browser_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHROMIUM", "no-such-browser")
+    with pytest.raises(ValueError, match="no no-such-browser here: apt-get install chromium chromium-driver"):
+        find_programs()
