@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,7 +13,9 @@ from slime_rl.observability.trace import NO_TRACE, Trace
 from slime_rl.trainer.distributed import Layout
 from slime_rl.trainer.forward import TokenHead
 from slime_rl.trainer.reference import ReferenceWeights
-from slime_rl.trainer.token_log import TokenLog
+
+if TYPE_CHECKING:
+    from slime_rl.trainer.token_log import TokenLog
 
 
 @dataclass
