@@ -120,7 +120,7 @@ class Samples:
         ages: dict[int, int] = {}
         for sample in samples:
             for version in sample.get("weight_versions_by_token") or ():
-                if version >= 0:
+                if isinstance(version, int) and version >= 0:
                     ages[sample["step"] - version] = ages.get(sample["step"] - version, 0) + 1
         return {
             "steps": steps,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +43,7 @@ class RunRecord:
 
     def series(self, name: str) -> Series:
         """The values of a metric that are numbers; a step that was logged twice counts with its last value."""
-        points = {line["step"]: line[name] for line in self.lines if line.get(name) is not None}
+        points = {line["step"]: line[name] for line in self.lines if _is_number(line.get(name))}
         steps = sorted(points)
         return Series(steps=steps, values=[float(points[step]) for step in steps])
 
@@ -91,7 +92,7 @@ class RunRecord:
     def history(self) -> list[dict[str, float]]:
         """Lines of training steps, as `advise` takes them."""
         return [
-            {name: value for name, value in line.items() if value is not None}
+            {name: value for name, value in line.items() if _is_number(value)}
             for line in self.lines
             if any(name.startswith(("train/", "rollout/")) for name in line)
         ]
@@ -153,6 +154,11 @@ def load_run(folder: Path) -> RunRecord:
         samples=read_jsonl(samples_path) if samples_path.is_file() else [],
         summary=read_object(folder / SUMMARY_FILE),
     )
+
+
+def _is_number(value: Any) -> bool:
+    """Neither null, which stands for NaN, nor what another program may have written there."""
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ let drawn = "", turn = 0;
 
 function readAddress() {
   here.at = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
-  if (!TABS[here.at.tab]) here.at.tab = "overview";
+  if (!Object.hasOwn(TABS, here.at.tab)) here.at.tab = "overview";
   here.run = Math.max(0, Math.min(Number(here.at.run) || 0, here.runs.length - 1));
 }
 
@@ -82,8 +82,11 @@ async function refresh() {
   } catch (error) {
     if (mine !== turn) return;
     if (error.answered) show(`<p class="note">${safe(error.message)}</p>`);
-    else status("the dashboard's server does not answer; trying again", true);
-    if (!error.answered && !(error instanceof TypeError)) throw error; // ours: the console should have it
+    else if (error.lost) status("the dashboard's server does not answer; trying again", true);
+    else {
+      show(`<p class="error">this view cannot be drawn: ${safe(error.message)}</p>`);
+      console.error(error);
+    }
   }
 }
 

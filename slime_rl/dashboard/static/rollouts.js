@@ -146,7 +146,7 @@ export async function rollouts() {
   const found = await of(`samples?${asked}`);
   if (!found.kinds.length) return '<p class="quiet">no samples were logged; --log-samples N logs N a step</p>';
   const view = VIEWS.includes(at.view) ? at.view : "tokens";
-  const name = COLOURINGS[at.colour] ? at.colour : "log-prob";
+  const name = Object.hasOwn(COLOURINGS, at.colour) ? at.colour : "log-prob";
   const colouring = COLOURINGS[name];
   const most = largest(found.groups, colouring);
   const scale = colouring.scale === "ratio" ? Math.min(1, Math.max(0.02, most)) : most || 1;

@@ -1,11 +1,19 @@
 // What the page shows, and how it asks the server.
 export const here = { runs: [], run: 0, at: { tab: "overview" }, big: new Set(), open: new Set(["main", "rollout", "train"]) };
 
+// Raises an error with `lost` when the server does not answer, and with `answered` when it says what is wrong.
 export async function ask(path) {
-  const answer = await fetch(path);
-  const content = await answer.json();
-  if (!answer.ok) throw Object.assign(new Error(content.error || answer.statusText), { answered: true });
-  return content;
+  let answer, text;
+  try {
+    answer = await fetch(path);
+    text = await answer.text();
+  } catch (error) {
+    throw Object.assign(error, { lost: true });
+  }
+  if (answer.ok) return JSON.parse(text);
+  const told = answer.headers.get("content-type")?.includes("json") ? JSON.parse(text).error
+    : `${path}: the dashboard's server failed (${answer.status}); its console has the reason`;
+  throw Object.assign(new Error(told), { answered: true });
 }
 
 export const of = (part, run = here.run) => ask(`/api/runs/${run}/${part}`);

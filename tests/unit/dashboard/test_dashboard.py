@@ -234,6 +234,15 @@ def test_files_that_are_being_written_or_broken_leave_the_rest_readable(run_dir:
     assert run.metrics()["metrics"]["train/loss"]["values"][-1] == 0.05
 
 
+def test_values_that_are_no_numbers_are_no_points(run_dir: Path) -> None:
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "train/loss": "high", "train/odd": [1], "time_s": null, "perf/step_s": NaN}\n')
+    run = Run(run_dir)
+    assert run.overview()["steps"] == 4
+    assert run.metrics()["metrics"]["train/loss"]["values"] == [1.0, 0.5, 0.333333, 0.25]
+    assert run.metrics()["metrics"]["train/odd"]["values"] == []
+
+
 def test_a_run_before_its_first_step_says_so(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".lock").touch()

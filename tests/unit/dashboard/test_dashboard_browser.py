@@ -65,7 +65,8 @@ def tip(browser: Browser, selector: str) -> str:
         ("tab=rollouts&step=2&view=conversation", ["user", "assistant", "tool or environment"]),
         ("tab=rollouts&kind=evaluation", ["1 sample logged", "evaluation logs texts only"]),
         ("tab=compare", ["one run: give several folders"]),
-        ("tab=nonsense", ["What limits it"]),
+        ("tab=__proto__", ["What limits it"]),
+        ("tab=rollouts&step=2&colour=constructor", ["group 7"]),
     ],
 )
 def test_every_view_is_drawn(browser: Browser, url: str, theme: str, address: str, shown: list[str]) -> None:
