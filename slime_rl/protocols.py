@@ -131,7 +131,7 @@ class Stateful(Protocol):
 
 
 class BufferFilter(Protocol):
-    """`--buffer-filter-path`: which of the generated groups train in `step`; returns at most num_groups of them."""
+    """`--buffer-filter-path`: which of the generated groups train in `step`; num_groups of `groups`, unchanged."""
 
     def __call__(self, config: Config, step: int, groups: list[Group], num_groups: int) -> list[Group]: ...
 
@@ -188,7 +188,7 @@ class RewardFunction(Protocol):
 
 
 class GroupFilter(Protocol):
-    """`--dynamic-filter-path`: None keeps the group, a string is the reason to drop it."""
+    """`--dynamic-filter-path`: None keeps the group, a string is the reason to drop it. It changes no sample."""
 
     def __call__(self, config: Config, group: list[Sample]) -> str | None: ...
 
@@ -196,7 +196,8 @@ class GroupFilter(Protocol):
 class SampleFilter(Protocol):
     """`--sample-filter-path`: which samples of a kept group do not train.
 
-    None keeps all, a string is the reason to drop them all, a list has None or a reason for each sample, in order.
+    None keeps all, a string is the reason to drop them all, a list has None or a reason for each sample, in order. It
+    changes no sample.
     """
 
     def __call__(self, config: Config, group: list[Sample]) -> str | list[str | None] | None: ...

@@ -54,9 +54,10 @@ class RolloutDumps:
             raise ValueError(f"{path}: step {step} was not dumped; {_steps_there(self.folder, self.steps())}")
         try:
             packed = PackedGroups.load(path)
-        except (OSError, SafetensorError) as error:
-            raise ValueError(f"{path}: not a dumped step: {error}") from error
-        return packed.unpack(range(len(packed)))
+            return packed.unpack(range(len(packed)))
+        except (OSError, SafetensorError, KeyError, ValueError, TypeError, IndexError) as error:
+            what = f"it has no {error}" if isinstance(error, KeyError) else error
+            raise ValueError(f"{path}: not a dumped step: {what}") from error
 
     def remove_from(self, step: int) -> None:
         """Forget `step` and all later ones: a resumed run takes them again."""

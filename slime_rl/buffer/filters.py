@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from slime_rl.buffer.judging import judge_samples
 from slime_rl.config import Config
-from slime_rl.protocols import SampleFilter
+from slime_rl.protocols import GroupFilter, SampleFilter
 from slime_rl.registry import own_code
 from slime_rl.types import Group, Sample
 
@@ -96,14 +97,13 @@ def filter_samples(config: Config, sample_filter: SampleFilter, group: Group) ->
     Returns (None, or the reason to drop the group because no sample is left; response tokens that will not train).
 
     Raises:
-        ValueError: the filter raised, or returned something else than it must.
+        ValueError: the filter raised, changed the samples, or returned something else than it must.
     """
     flag = f"--sample-filter-path {config.buffer.sample_filter_path}"
-    with own_code(flag, f", for group {group.group_index}"):
-        answer: Any = sample_filter(config, group.samples)
+    answer: Any = _ask(flag, config, sample_filter, group)
     if answer is None or isinstance(answer, str):
         answer = [answer] * len(group.samples)
-    if not isinstance(answer, list) or not all(reason is None or isinstance(reason, str) for reason in answer):
+    if not isinstance(answer, list) or not all(r is None or (isinstance(r, str) and r) for r in answer):
         raise ValueError(f"{flag} must return None, a reason, or a list of them, got {answer!r}")
     if len(answer) != len(group.samples):
         raise ValueError(f"{flag} must return one entry per sample, {len(group.samples)}, got {len(answer)}")
@@ -113,6 +113,27 @@ def filter_samples(config: Config, sample_filter: SampleFilter, group: Group) ->
         tokens = sum(sample.response_length for sample in group.samples)
         return different[0] if len(different) == 1 else "no_sample_left", tokens
     return None, group.leave_out(reasons)
+
+
+def drop_reason(config: Config, group_filter: GroupFilter, group: Group) -> str | None:
+    """Why --dynamic-filter-path drops the group; None where it keeps it.
+
+    Raises:
+        ValueError: the filter raised, changed the samples, or returned something else than it must.
+    """
+    flag = f"--dynamic-filter-path {config.buffer.dynamic_filter_path}"
+    reason: Any = _ask(flag, config, group_filter, group)
+    if reason is not None and not (isinstance(reason, str) and reason):
+        raise ValueError(f"{flag} must return None, which keeps the group, or a reason, got {reason!r}")
+    return reason
+
+
+def _ask(flag: str, config: Config, group_filter: GroupFilter | SampleFilter, group: Group) -> Any:
+    """What the filter returns. An own one gets copies, which take longer than a built-in one needs to judge."""
+    if group_filter in (nonzero_std, reward_band, not_all_truncated, completed, distinct):
+        with own_code(flag, f", for group {group.group_index}"):
+            return group_filter(config, group.samples)
+    return judge_samples(flag, group, lambda samples: group_filter(config, samples))
 
 
 def _rewards(group: list[Sample]) -> list[float]:

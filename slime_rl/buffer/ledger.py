@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
+from collections.abc import KeysView
 from enum import StrEnum
 from typing import Any
 
-from slime_rl.buffer.ranges import RangeSet, to_ranges
+from slime_rl.buffer.ranges import RangeSet, check_ranges, to_ranges
 
 
 class State(StrEnum):
@@ -86,8 +87,8 @@ class Ledger:
     def drop(self, group_index: int, reason: str) -> None:
         """reserved or generated -> dropped(reason)"""
         self._require(group_index, "drop", State.RESERVED, State.GENERATED)
-        if not reason:
-            raise ValueError(f"group {group_index} cannot be dropped without a reason")
+        if not reason or not isinstance(reason, str):
+            raise ValueError(f"group {group_index} cannot be dropped without a reason, which is a word; got {reason!r}")
         self._forget(group_index)
         self._dropped.add(group_index)
         self.drop_reasons[reason] += 1
@@ -96,6 +97,8 @@ class Ledger:
         """generated -> admitted(step) for all of them or, if one may not, for none."""
         if step in self.admitted:
             raise ValueError(f"step {step} already has its {len(self.admitted[step])} groups")
+        if self.last_committed_step is not None and step <= self.last_committed_step:
+            raise ValueError(f"step {step} cannot take groups: step {self.last_committed_step} is committed already")
         if len(set(group_indices)) < len(group_indices):
             raise ValueError(f"step {step} cannot train a group twice: {group_indices}")
         for group_index in group_indices:
@@ -147,22 +150,30 @@ class Ledger:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a saved account: reserved groups wait again, admitted ones are generated again."""
+        """Take over a saved account: reserved groups wait again, admitted ones are generated again.
+
+        Raises:
+            ValueError: not every group that was opened is in exactly one state.
+        """
         self.__init__()
         self.next_group_index = int(state["next_group_index"])
         self.drop_reasons = Counter(state["drop_reasons"])
         self.requeue_reasons = Counter(state["requeue_reasons"])
         self.last_committed_step = state["last_committed_step"]
-        self._committed, self._dropped = RangeSet(state["committed"]), RangeSet(state["dropped"])
+        done = [check_ranges(state["committed"]), check_ranges(state["dropped"])]
+        live = {State(name): check_ranges(ranges) for name, ranges in state["live"].items()}
+        _check_complete([*done, *live.values()], self.next_group_index)
+        self._committed, self._dropped = RangeSet(done[0]), RangeSet(done[1])
         becomes = {State.RESERVED: State.WAITING, State.ADMITTED: State.GENERATED}
-        for name, ranges in state["live"].items():
+        for state_then, ranges in live.items():
             for start, stop in ranges:
                 for group_index in range(start, stop):
-                    self._set(group_index, becomes.get(State(name), State(name)))
+                    self._set(group_index, becomes.get(state_then, state_then))
         self._waiting = self.in_state(State.WAITING)  # sorted, so a heap
-        known = len(self._live) + len(self._committed) + len(self._dropped)
-        if known != self.next_group_index:
-            raise ValueError(f"the saved ledger accounts for {known} groups, but {self.next_group_index} were opened")
+
+    def live(self) -> KeysView[int]:
+        """Groups that are neither committed nor dropped."""
+        return self._live.keys()
 
     def _set(self, group_index: int, state: State) -> None:
         before = self._live.get(group_index)
@@ -183,3 +194,15 @@ class Ledger:
         if state not in allowed:
             is_now = "was never reserved" if state is None else f"is {state}"
             raise ValueError(f"cannot {action} group {group_index}: it {is_now}, and must be {' or '.join(allowed)}")
+
+
+def _check_complete(parts: list[list[tuple[int, int]]], num_groups: int) -> None:
+    """Raise ValueError unless the ranges of all parts together cover 0 to `num_groups` once."""
+    at = 0
+    for start, stop in sorted(pair for part in parts for pair in part):
+        if start != at:
+            what = f"group {at} is in no state" if start > at else f"group {start} is in two states"
+            raise ValueError(f"the saved ledger accounts for {num_groups} groups, but {what}")
+        at = stop
+    if at != num_groups:
+        raise ValueError(f"the saved ledger accounts for {at} groups, but {num_groups} were opened")

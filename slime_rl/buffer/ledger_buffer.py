@@ -18,19 +18,20 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from slime_rl.buffer.filters import GroupSummary, Ranking, summarise
+from slime_rl.buffer.judging import judge_groups
+from slime_rl.buffer.keepable import check_and_weigh
 from slime_rl.buffer.ledger import Ledger, State
-from slime_rl.buffer.packed import PackedGroups
 from slime_rl.buffer.payloads import PayloadStore
 from slime_rl.buffer.policies import BUFFER_FILTERS, stateful_policies
 from slime_rl.buffer.ranked import RankedGroups
 from slime_rl.buffer.replay import ReplayPool
+from slime_rl.buffer.saved_parts import part_of_state, read_numbering, read_payloads, read_promised, read_records
 from slime_rl.config import Config
 from slime_rl.data.codec import decode, encode
 from slime_rl.protocols import BufferFilter, CountsSkippedRows, PromptSource
-from slime_rl.registry import own_code
 from slime_rl.types import Group, Prompt, Sample
 
-FORMAT = 2
+FORMAT = 3
 
 
 class _Record(NamedTuple):
@@ -55,40 +56,44 @@ class LedgerBuffer:
         self._records: dict[int, _Record] = {}
         self._ranked = RankedGroups()  # the generated groups, when the filter is a Ranking
         self._by_version = RankedGroups()  # the generated groups that a model sampled, oldest token first
+        self._per_group, self._first_index = config.train.n_samples_per_prompt, 0  # numbers samples, see `_group`
         self._promised: dict[int, list[int]] = {}  # step -> groups that it had taken when the state was saved
 
     def reserve(self, num_groups: int) -> list[Group]:
         if num_groups < 0:
             raise ValueError(f"cannot reserve {num_groups} groups")
         num_new = max(0, num_groups - self.ledger.count(State.WAITING))
-        # Drawn first: when the source fails, no group has changed its state.
-        prompts = self.source.next_prompts(num_new) if num_new else []
-        if len(prompts) != num_new:
-            raise ValueError(f"--data-source-path gave {len(prompts)} prompts where {num_new} were asked for")
-        groups: list[Group] = []
-        while len(groups) < num_groups - num_new:
-            group_index = self.ledger.reserve()
-            assert group_index is not None
-            groups.append(self._waiting_group(group_index))
-        for epoch, prompt in prompts:
-            group_index = self.ledger.open()
-            self._records[group_index] = _Record(prompt.source_index, epoch, 0)
-            groups.append(self._new_group(group_index, prompt))
-        return groups
+        reserved = [self.ledger.reserve() for _ in range(num_groups - num_new)]
+        waiting = [group_index for group_index in reserved if group_index is not None]
+        try:  # when a spilled group cannot be read, or the source fails, no group has changed its state
+            groups = self._waiting_groups(waiting)
+            new = self._new_groups(num_new) if num_new else []
+        except BaseException:
+            for group_index in waiting:
+                self.ledger.requeue(group_index)
+            raise
+        for group in new:
+            opened = self.ledger.open()
+            assert opened == group.group_index
+            self._records[opened] = _Record(group.source_index, group.epoch, 0)
+        return groups + new
 
     def admit(self, group: Group) -> None:
         if not group.samples:
             raise ValueError(f"group {group.group_index} has no samples, so it cannot train")
+        nbytes = check_and_weigh(group)
         self.ledger.generate(group.group_index)
         self._count_attempts(group)
         self._enter(summarise(group))
-        self.payloads.put(group)
+        self.payloads.put(group, nbytes)
 
     def requeue(self, group: Group) -> None:
+        has_tokens = any(sample.response_length for sample in group.samples)
+        nbytes = check_and_weigh(group) if has_tokens else 0
         self.ledger.requeue(group.group_index)
         self._count_attempts(group)
-        if any(sample.response_length for sample in group.samples):
-            self.payloads.put(group)
+        if has_tokens:
+            self.payloads.put(group, nbytes)
         else:
             self.payloads.remove(group.group_index)
 
@@ -111,26 +116,31 @@ class LedgerBuffer:
         return len(expired)
 
     def take(self, step: int, num_groups: int) -> list[Group]:
+        if num_groups < 0:
+            raise ValueError(f"step {step} cannot take {num_groups} groups")
         taken = self.ledger.admitted.get(step)
         if taken is not None:
-            have = len(taken) + len(self.replay.of_step.get(step, []))
+            again = self.replay.of_step.get(step, [])
+            have = len(taken) + len(again)
             if have != num_groups:
                 raise ValueError(f"step {step} has taken {have} groups before, now {num_groups} are asked for")
-            return self.payloads.get_many(taken) + self._replayed(step)
-        groups = self._choose(step, num_groups - min(self.replay.available(step), max(num_groups - 1, 0)))
+            return self.payloads.get_many(taken) + self._replayed(again)
+        num_replayed = min(self.replay.available(step), max(num_groups - 1, 0))
+        # Read before the account changes: a spilled group may be gone.
+        groups = self._choose(step, num_groups - num_replayed)
+        replayed = self._replayed(self.replay.eligible(step)[:num_replayed])
         self.ledger.admit(step, [group.group_index for group in groups])
         self._promised.pop(step, None)
         for group in groups:
             self._leave(group.group_index)
-        self.replay.choose(step, num_groups - len(groups))
-        return groups + self._replayed(step)
+        self.replay.choose(step, num_replayed)
+        return groups + replayed
 
     def commit(self, step: int) -> None:
+        keeps = self.replay.per_step > 0
+        fresh = [summarise(g) for g in self.payloads.get_many(self.ledger.admitted.get(step, []))] if keeps else []
         committed = self.ledger.commit(step)
-        if self.replay.per_step == 0:
-            forgotten = committed
-        else:
-            forgotten = self.replay.trained(step, [summarise(group) for group in self.payloads.get_many(committed)])
+        forgotten = self.replay.trained(step, fresh) if keeps else committed
         for group_index in committed:
             self._records.pop(group_index, None)
         for group_index in forgotten:
@@ -169,13 +179,14 @@ class LedgerBuffer:
     def state_dict(self) -> dict[str, Any]:
         """JSON values and tensors, complete: it needs no file of the run that made it."""
         indices = sorted(self._records)
-        records = [self._records[i] for i in indices]
+        records = [(i, *self._records[i]) for i in indices]
         promised = self._promised | self.ledger.admitted
         return {
             "format": FORMAT,
             "ledger": self.ledger.state_dict(),
+            "samples": {"per_group": self._per_group, "first_index": self._first_index},
             "source": encode(self.source.state_dict(), "state of --data-source-path"),
-            "records": torch.tensor([(i, *record) for i, record in zip(indices, records, strict=True)]).reshape(-1, 4),
+            "records": torch.tensor(records, dtype=torch.int64).reshape(-1, 4),
             "replay": self.replay.state_dict(),
             "policies": {flag: encode(policy.state_dict(), flag) for flag, policy in self.policies.items()},
             "promised": [[step, list(groups)] for step, groups in sorted(promised.items())],
@@ -183,6 +194,8 @@ class LedgerBuffer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if not isinstance(state, dict):
+            raise ValueError(f"--load: the buffer's state must be a dictionary, got {type(state).__name__}")
         if state.get("format") == "dumped":
             raise ValueError(
                 "--load: this checkpoint was made with --load-rollouts; continue it with --load-rollouts, its prompts "
@@ -190,27 +203,61 @@ class LedgerBuffer:
             )
         if state.get("format") != FORMAT:
             raise ValueError(f"--load: buffer state of format {state.get('format')}, this version reads {FORMAT}")
-        self.source.load_state_dict(decode(state["source"]))  # refuses another dataset before anything changes
-        self.ledger.load_state_dict(state["ledger"])
-        self._records = {group_index: _Record(*record) for group_index, *record in state["records"].tolist()}
-        self._promised = {int(step): list(groups) for step, groups in state["promised"]}
-        self.replay.load_state_dict(state["replay"])
-        for flag in self.policies.keys() & state.get("policies", {}).keys():  # one that is new begins anew
-            self.policies[flag].load_state_dict(decode(state["policies"][flag]))
-        self.payloads.load([PackedGroups.from_flat(flat) for flat in state["payloads"]])
+        ledger, replay = Ledger(), ReplayPool(self.config)
+        with part_of_state("ledger"):
+            ledger.load_state_dict(state["ledger"])
+        with part_of_state("records"):
+            records = {group: _Record(*record) for group, record in read_records(state, ledger).items()}
+        with part_of_state("samples"):
+            first_index = read_numbering(state, ledger, self._per_group)
+        with part_of_state("promised"):
+            promised = read_promised(state, ledger)
+        with part_of_state("replay"):
+            replay.load_state_dict(state["replay"])
+        with part_of_state("payloads"):
+            blocks = read_payloads(state, ledger, replay.groups())
+        with part_of_state("source"):
+            self.source.load_state_dict(decode(state["source"]))  # refuses another dataset before anything changes
+        with part_of_state("policies"):
+            for flag in self.policies.keys() & state["policies"].keys():  # one that is new begins anew
+                self.policies[flag].load_state_dict(decode(state["policies"][flag]))
+        self.ledger, self.replay, self._records, self._promised = ledger, replay, records, promised
+        self._first_index = first_index
         self._ranked, self._by_version = RankedGroups(), RankedGroups()
+        self.payloads.load(blocks)
         generated = self.ledger.in_state(State.GENERATED)
-        for at in range(0, len(generated), 256):
-            for group in self.payloads.get_many(generated[at : at + 256]):
-                self._enter(summarise(group))
+        with part_of_state("payloads"):
+            for at in range(0, len(generated), 256):
+                for group in self.payloads.get_many(generated[at : at + 256]):
+                    self._enter(summarise(group))
 
-    def _new_group(self, group_index: int, prompt: Prompt) -> Group:
-        n, record = self.config.train.n_samples_per_prompt, self._records[group_index]
+    def _new_groups(self, count: int) -> list[Group]:
+        """The source's next prompts as groups that are not in the ledger yet."""
+        flag = f"--data-source-path {self.config.data.data_source_path}"
+        prompts: Any = self.source.next_prompts(count)
+        if not isinstance(prompts, list) or len(prompts) != count:
+            got = f"{len(prompts)} prompts" if isinstance(prompts, list) else f"a {type(prompts).__name__}"
+            raise ValueError(f"{flag} gave {got} where {count} were asked for")
+        groups = []
+        for group_index, entry in enumerate(prompts, self.ledger.next_group_index):
+            if not (isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[1], Prompt)):
+                raise ValueError(f"{flag} must give pairs of epoch and Prompt, got {entry!r:.80}")
+            epoch, prompt = entry
+            if type(epoch) is not int or type(prompt.source_index) is not int:
+                where = f"epoch {epoch!r:.40}, source_index {prompt.source_index!r:.40}"
+                raise ValueError(f"{flag} must give epoch and source_index as whole numbers, got {where}")
+            groups.append(self._group(group_index, prompt, _Record(prompt.source_index, epoch, 0)))
+        return groups
+
+    def _group(self, group_index: int, prompt: Prompt, record: _Record) -> Group:
+        """A group with nothing generated. `first_index` moves at a resume with another --n-samples-per-prompt, beyond
+        every index that was given before it."""
+        n, first = self._per_group, self._first_index + group_index * self._per_group
         samples = [
             Sample(
-                index=group_index * n + i,
+                index=first + i,
                 group_index=group_index,
-                rollout_id=group_index * n + i,
+                rollout_id=first + i,
                 prompt=copy.deepcopy(prompt.prompt),
                 label=prompt.label,
                 metadata=copy.deepcopy(prompt.metadata),
@@ -219,11 +266,15 @@ class LedgerBuffer:
         ]
         return Group(group_index=group_index, samples=samples, **record._asdict())
 
-    def _waiting_group(self, group_index: int) -> Group:
-        """A requeued group to go on with. One with tokens is a copy: until it comes back, the old state is saved."""
-        if group_index in self.payloads:
-            return copy.deepcopy(self.payloads.get_many([group_index])[0])
-        return self._new_group(group_index, self.source.get(self._records[group_index].source_index))
+    def _waiting_groups(self, group_indices: list[int]) -> list[Group]:
+        """Requeued groups to go on with. One with tokens is a copy: until it comes back, the old state is saved."""
+        with_tokens = [group_index for group_index in group_indices if group_index in self.payloads]
+        begun = {group.group_index: copy.deepcopy(group) for group in self.payloads.get_many(with_tokens)}
+        return [begun.get(group_index) or self._begin_anew(group_index) for group_index in group_indices]
+
+    def _begin_anew(self, group_index: int) -> Group:
+        record = self._records[group_index]
+        return self._group(group_index, self.source.get(record.source_index), record)
 
     def _count_attempts(self, group: Group) -> None:
         self._records[group.group_index] = self._records[group.group_index]._replace(attempts=group.attempts)
@@ -253,7 +304,7 @@ class LedgerBuffer:
         promised = self._promised.get(step, [])
         if promised and len(promised) == num_groups:
             return self._objects(promised)
-        spoken_for = {i for groups in self._promised.values() for i in groups}
+        spoken_for = {i for other, groups in self._promised.items() if other != step for i in groups}
         if have - len(spoken_for) < num_groups:
             self._promised.clear()
             spoken_for.clear()
@@ -262,20 +313,17 @@ class LedgerBuffer:
         candidates = [i for i in self.ledger.in_state(State.GENERATED) if i not in spoken_for]
         return self._apply_filter(step, candidates, num_groups)
 
-    def _replayed(self, step: int) -> list[Group]:
-        groups = self.payloads.get_many(self.replay.of_step.get(step, []))
+    def _replayed(self, group_indices: list[int]) -> list[Group]:
+        groups = self.payloads.get_many(group_indices)
         return [replace(group, replays=self.replay.uses(group.group_index) + 1) for group in groups]
 
     def _apply_filter(self, step: int, candidates: list[int], num_groups: int) -> list[Group]:
         """Let a custom policy choose. It sees every candidate with its tokens, spilled ones read from disk."""
         flag = f"--buffer-filter-path {self.config.buffer.buffer_filter_path}"
-        with own_code(flag, f", for step {step}"):
-            chosen = self.filter(self.config, step, self.payloads.get_many(candidates), num_groups)
-        if not isinstance(chosen, list) or not all(isinstance(group, Group) for group in chosen):
-            raise ValueError(f"{flag} must return a list of groups, got {type(chosen).__name__}")
-        indices = [group.group_index for group in chosen]
-        if foreign := sorted(set(indices) - set(candidates)):
-            raise ValueError(f"{flag} returned groups that it was not given: {foreign[:10]}")
+        groups = self.payloads.get_many(candidates)
+        indices = judge_groups(
+            flag, f", for step {step}", groups, lambda copies: self.filter(self.config, step, copies, num_groups)
+        )
         if len(indices) != num_groups or len(set(indices)) < len(indices):
             what = "a group twice" if len(set(indices)) < len(indices) else f"{len(indices)} groups"
             raise ValueError(f"{flag} returned {what} for step {step}, which trains on {num_groups} different ones")

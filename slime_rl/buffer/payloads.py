@@ -9,20 +9,25 @@ Every group is in one place. A block or file goes when its last group does.
 from __future__ import annotations
 
 import fcntl
+import logging
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
+from safetensors import SafetensorError
+
+from slime_rl.buffer.keepable import check_and_weigh
 from slime_rl.buffer.packed import PackedGroups
 from slime_rl.types import Group
+
+log = logging.getLogger(__name__)
 
 # Packing is cheap in bulk and dear one by one; a synchronous step mostly fits in here and is never packed at all.
 FRESH_GROUPS = 256
 FRESH_BYTES = 256 << 20
-# Python objects: a pointer and a number object for each token of the four lists, and the sample itself.
-_BYTES_PER_TOKEN, _BYTES_PER_SAMPLE = 100, 1500
 
 
 @dataclass
@@ -36,7 +41,14 @@ class _Block:
         if self.packed is not None:
             return self.packed
         assert self.path is not None
-        return PackedGroups.load(self.path)
+        try:
+            return PackedGroups.load(self.path)
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            raise ValueError(
+                f"--buffer-spill-dir {self.path.parent}: {len(self.rows)} groups that were spilled to {self.path.name} "
+                f"cannot be read: {error}. Nothing may remove or change the files of a run that goes on; the newest "
+                "checkpoint has its own copy of all groups: continue with --load"
+            ) from error
 
 
 class PayloadStore:
@@ -66,14 +78,15 @@ class PayloadStore:
     def spilled_bytes(self) -> int:
         return self._spilled_bytes
 
-    def put(self, group: Group) -> None:
-        """Keep `group`, in place of what was kept under its index.
+    def put(self, group: Group, nbytes: int | None = None) -> None:
+        """Keep `group`, in place of what was kept under its index. `nbytes` is what `check_and_weigh` says of it.
 
         Raises:
-            OSError: over the budget and the folder cannot take more. Everything put so far is still here.
+            ValueError: the group cannot be kept, and nothing is changed; or memory is over the budget and the folder
+                cannot take more, and everything put so far is still here.
         """
+        nbytes = check_and_weigh(group) if nbytes is None else nbytes
         self.remove(group.group_index)
-        nbytes = _object_bytes(group)
         self._fresh[group.group_index] = (group, nbytes)
         self._fresh_bytes += nbytes
         if len(self._fresh) > FRESH_GROUPS or self._fresh_bytes > FRESH_BYTES:
@@ -151,7 +164,7 @@ class PayloadStore:
         del self._blocks[id(block)]
         self._count(block, -1)
         if block.path is not None:
-            block.path.unlink(missing_ok=True)
+            _unlink(block.path)
 
     def _count(self, block: _Block, sign: int) -> None:
         if block.path is None:
@@ -185,20 +198,22 @@ class PayloadStore:
         self._add_block(packed, path)
 
     def _write(self, packed: PackedGroups) -> Path:
-        path = self._segment_path()
         try:
+            path = self._segment_path()
             packed.save(path)
         except OSError as error:
-            free = shutil.disk_usage(self.folder).free
-            raise OSError(
-                f"--buffer-spill-dir {self.folder}: cannot write {packed.nbytes} bytes ({free} free): {error}. "
-                "No group is lost; make room, or raise --buffer-memory-bytes"
+            raise ValueError(
+                f"--buffer-spill-dir {self.folder}: cannot write {packed.nbytes} bytes{_free(self.folder)}: {error}. "
+                "No group in memory is lost; make room, give a folder that can be written to, or raise "
+                "--buffer-memory-bytes"
             ) from error
         return path
 
     def _segment_path(self) -> Path:
         if self._lock is None:
             self._lock = _claim(self.folder)
+        elif not _is_at(self._lock, self.folder / "lock"):  # maybe another run's by now
+            raise FileNotFoundError("the folder was removed or replaced while the run goes on")
         self._num_segments += 1
         return self.folder / f"segment_{self._num_segments:06d}.safetensors"
 
@@ -206,7 +221,7 @@ class PayloadStore:
         """Remove the files and give the folder free."""
         for block in self._blocks.values():
             if block.path is not None:
-                block.path.unlink(missing_ok=True)
+                _unlink(block.path)
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -217,6 +232,7 @@ def _claim(folder: Path) -> IO[str]:
 
     Raises:
         ValueError: another running process has the folder.
+        OSError: it cannot be made or written to.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = open(folder / "lock", "w")  # noqa: SIM115 - held until the process ends
@@ -230,23 +246,24 @@ def _claim(folder: Path) -> IO[str]:
     return lock
 
 
-def _object_bytes(group: Group) -> int:
-    """Estimate of the memory of a group; what its samples share, such as the bytes of an image, counts once."""
-    seen: set[int] = set()
-    tokens = sum(len(sample.tokens) for sample in group.samples)
-    other = sum(
-        len(sample.response) + _bytes_of(sample.prompt, seen) + _bytes_of(sample.metadata, seen)
-        for sample in group.samples
-    )
-    return _BYTES_PER_SAMPLE * len(group.samples) + _BYTES_PER_TOKEN * tokens + other
+def _is_at(file: IO[str], path: Path) -> bool:
+    """Whether `path` still is the open `file`."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
-def _bytes_of(value: Any, seen: set[int]) -> int:
-    if isinstance(value, dict):
-        return sum(_bytes_of(key, seen) + _bytes_of(item, seen) for key, item in value.items())
-    if isinstance(value, (list, tuple)):
-        return sum(_bytes_of(item, seen) for item in value)
-    if id(value) in seen:
-        return 0
-    seen.add(id(value))
-    return len(value) if isinstance(value, (str, bytes, bytearray)) else int(getattr(value, "nbytes", 32))
+def _unlink(path: Path) -> None:
+    """Remove a file that holds nothing of use; one that cannot be removed is cleared when the folder is used again."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("--buffer-spill-dir: cannot remove %s: %s", path, error)
+
+
+def _free(folder: Path) -> str:
+    try:
+        return f" ({shutil.disk_usage(folder).free} free)"
+    except OSError:
+        return ""

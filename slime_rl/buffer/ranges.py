@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections.abc import Iterable
+from typing import Any
 
 
 def to_ranges(rising: list[int]) -> list[list[int]]:
@@ -12,6 +13,23 @@ def to_ranges(rising: list[int]) -> list[list[int]]:
     cuts = [i for i in range(1, len(rising)) if rising[i] != rising[i - 1] + 1]
     bounds = [0, *cuts, len(rising)] if rising else [0]
     return [[rising[start], rising[stop - 1] + 1] for start, stop in itertools.pairwise(bounds)]
+
+
+def check_ranges(ranges: Any) -> list[tuple[int, int]]:
+    """Half-open ranges that were read from somewhere, as pairs.
+
+    Raises:
+        ValueError: they are not rising, disjoint ranges of whole numbers.
+    """
+    pairs = [tuple(pair) for pair in ranges]
+    bounds = [bound for pair in pairs for bound in pair]
+    if not all(type(bound) is int for bound in bounds) or any(len(pair) != 2 for pair in pairs):
+        raise ValueError("ranges are pairs of whole numbers")
+    starts, stops = bounds[::2], bounds[1::2]
+    falls = any(start >= stop for start, stop in zip(starts, stops, strict=True))
+    if falls or any(start < stop for stop, start in zip(stops, starts[1:], strict=False)):
+        raise ValueError("ranges must rise and not overlap")
+    return [(start, stop) for start, stop in zip(starts, stops, strict=True)]
 
 
 class RangeSet:

@@ -40,11 +40,11 @@ class ReplayPool:
 
     def available(self, step: int) -> int:
         """Groups that `step` would replay."""
-        return len(self._eligible(step))
+        return len(self.eligible(step))
 
     def choose(self, step: int, count: int) -> None:
         """Let `step` replay `count` of the groups available to it, those with the widest spread of rewards."""
-        self.of_step[step] = self._eligible(step)[:count]
+        self.of_step[step] = self.eligible(step)[:count]
         self._promised.pop(step, None)
 
     def uses(self, group_index: int) -> int:
@@ -71,7 +71,12 @@ class ReplayPool:
             forgotten.append(group_index)
         return forgotten
 
-    def _eligible(self, step: int) -> list[int]:
+    def groups(self) -> list[int]:
+        """All groups of the pool."""
+        return list(self._entries)
+
+    def eligible(self, step: int) -> list[int]:
+        """What `step` would replay, the best first."""
         if self.per_step == 0:
             return []
         if step in self._promised:
@@ -108,3 +113,5 @@ class ReplayPool:
         self.num_replayed = int(state["replayed"])
         self._entries = {row[0]: _Entry(GroupSummary(*row[:4]), row[4], row[5]) for row in state["entries"]}
         self._promised = {int(step): list(groups) for step, groups in state["promised"]}
+        if odd := sorted(self._taken() - self._entries.keys()):
+            raise ValueError(f"steps replay groups that are not in the pool: {odd[:5]}")

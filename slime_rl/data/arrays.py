@@ -55,32 +55,60 @@ def to_row_index(item: Any, num_rows: int) -> slice | Tensor:
         IndexError: a row that does not exist.
     """
     if isinstance(item, slice):
-        start, stop, step = item.indices(num_rows)
-        if step == 1:
-            return slice(start, max(start, stop))
-        return torch.arange(num_rows)[torch.tensor(list(range(start, stop, step)), dtype=torch.int64)]
-    if isinstance(item, range):
-        item = list(item)
-    if isinstance(item, list | tuple):
-        is_mask = len(item) > 0 and all(isinstance(x, bool | np.bool_) for x in item)
-        index = torch.tensor([bool(x) for x in item] if is_mask else [int(x) for x in item])
-        index = index if is_mask else index.to(torch.int64)
-    elif isinstance(item, np.ndarray | Tensor):
-        index = torch.as_tensor(item).cpu()
-    else:
-        raise ValueError(f"rows are chosen by int, slice, list, array, tensor or mask, got {type(item).__name__}")
+        return _slice_index(item, num_rows)
+    index = _as_index(item)
     if index.ndim != 1:
         raise ValueError(f"an index of rows must have one dimension, got shape {tuple(index.shape)}")
     if index.dtype == torch.bool:
         if len(index) != num_rows:
             raise ValueError(f"a mask must have one entry per row: got {len(index)} entries for {num_rows} rows")
         return index.nonzero().squeeze(1)
-    if index.is_floating_point():
+    if len(index) and (index.is_floating_point() or index.is_complex()):
         raise ValueError(f"an index of rows must be integers or booleans, got {index.dtype}")
     index = index.to(torch.int64)
     if len(index) and (int(index.min()) < -num_rows or int(index.max()) >= num_rows):
         raise IndexError(f"row {int(index.max() if int(index.max()) >= num_rows else index.min())} of {num_rows} rows")
     return torch.where(index < 0, index + num_rows, index)
+
+
+def _slice_index(item: slice, num_rows: int) -> slice | Tensor:
+    try:
+        start, stop, step = item.indices(num_rows)
+    except TypeError as error:
+        raise ValueError(f"a slice of rows has whole numbers, got {item}") from error
+    if step == 1:
+        return slice(start, max(start, stop))
+    return torch.arange(num_rows)[torch.tensor(list(range(start, stop, step)), dtype=torch.int64)]
+
+
+def _as_index(item: Any) -> Tensor:
+    """Row numbers or a mask, as they were given."""
+    if isinstance(item, Tensor):
+        return item.cpu()
+    if isinstance(item, np.ndarray):
+        if item.dtype.kind not in "biufc":
+            raise ValueError(f"an index of rows must be integers or booleans, got {item.dtype}")
+        return torch.as_tensor(item)
+    if not isinstance(item, list | tuple | range):
+        raise ValueError(f"rows are chosen by int, slice, list, array, tensor or mask, got {type(item).__name__}")
+    numbers = list(item)
+    if set(map(type, numbers)) <= {int}:  # nearly always; a look at each takes ten times as long
+        return torch.tensor(numbers, dtype=torch.int64)
+    bools = [isinstance(x, bool | np.bool_) for x in numbers]
+    if all(bools):
+        return torch.tensor([bool(x) for x in numbers])
+    if any(bools):
+        raise ValueError("an index of rows must be integers or booleans, got both in one list")
+    if odd := [x for x in numbers if not is_whole(x)]:
+        raise ValueError(f"an index of rows must be integers or booleans, got {type(odd[0]).__name__} {odd[0]!r:.40}")
+    return torch.tensor([int(x) for x in numbers], dtype=torch.int64)
+
+
+def is_whole(value: Any) -> bool:
+    """Whether it is an integer of Python, numpy or torch; a bool is none."""
+    if isinstance(value, Tensor):
+        return value.ndim == 0 and not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 _STRUCT_CODES = {np.dtype(code): code for code in ("b", "i", "q", "f", "d")}  # numpy's letters are the same

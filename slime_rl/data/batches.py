@@ -171,7 +171,7 @@ def rollout_batch_from_groups(
     for sample in samples:
         _check_trainable(sample)
     group_of = [number for number, group in enumerate(groups) for _ in group.samples]
-    # Numbered anew: after a resume with another --n-samples-per-prompt two groups may bring the same rollout_id.
+    # Numbered anew, group by group: an own rollout function may give two groups the same rollout_id.
     episodes: dict[tuple[int, int], int] = {}
     for pair in zip(group_of, (sample.rollout_id for sample in samples), strict=True):
         episodes.setdefault(pair, len(episodes))

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slime_rl.data.arrays import array_to_tensor, tensor_to_array, tensors_equal, to_row_index
+from slime_rl.data.arrays import array_to_tensor, is_whole, tensor_to_array, tensors_equal, to_row_index
 from slime_rl.data.ragged import Ragged
 from slime_rl.data.rearrange import Rearrange, same_meta
 
@@ -58,8 +58,8 @@ class DataProto(Rearrange):
         meta_info: Mapping[str, Any] | None = None,
     ) -> Self:
         """Like the constructor, but lists become tensors, and any sequence of objects becomes an object array."""
-        converted = {k: v if isinstance(v, Tensor | Ragged) else torch.as_tensor(v) for k, v in (tensors or {}).items()}
-        arrays = {k: v if isinstance(v, np.ndarray) else object_array(v) for k, v in (non_tensors or {}).items()}
+        converted = {k: v if isinstance(v, Tensor | Ragged) else _as_tensor(k, v) for k, v in (tensors or {}).items()}
+        arrays = {k: v if isinstance(v, np.ndarray) else _as_objects(k, v) for k, v in (non_tensors or {}).items()}
         return cls(converted, arrays, meta_info)
 
     def check_consistency(self) -> None:
@@ -102,10 +102,11 @@ class DataProto(Rearrange):
             if item not in self:
                 raise KeyError(f"no field {item!r}; there are {', '.join(sorted(self.keys())) or 'none'}")
             return self.tensors[item] if item in self.tensors else self.non_tensors[item]
-        if isinstance(item, int | np.integer):
+        if is_whole(item):
+            item = int(item)
             if not -len(self) <= item < len(self):
                 raise IndexError(f"row {item} of {len(self)} rows")
-            tensors = {key: value[int(item)] for key, value in self.tensors.items()}
+            tensors = {key: value[item] for key, value in self.tensors.items()}
             return DataProtoItem(tensors, {k: v[item] for k, v in self.non_tensors.items()}, self.meta_info)
         return self.select_rows(item)
 
@@ -155,6 +156,8 @@ class DataProto(Rearrange):
             raise ValueError(f"rename: {len(olds)} old names but {len(news)} new ones")
         self._require(olds, "rename")
         names = dict(zip(olds, news, strict=True))
+        if len(names) < len(olds):
+            raise ValueError(f"rename: a field has one new name, got {olds}")
         after = [names.get(key, key) for key in self.keys()]
         if len(set(after)) < len(after):
             raise ValueError(f"rename: {news} would overwrite fields that exist: {sorted(self.keys())}")
@@ -219,6 +222,22 @@ def object_array(values: Sequence[Any]) -> np.ndarray:
     for i, value in enumerate(values):
         array[i] = value
     return array
+
+
+def _as_tensor(key: str, value: Any) -> Tensor:
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise ValueError(
+            f"tensors[{key!r}] cannot become a tensor: {error}; rows of different lengths are a Ragged, and objects "
+            "belong into non_tensors"
+        ) from error
+
+
+def _as_objects(key: str, value: Any) -> np.ndarray:
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        raise ValueError(f"non_tensors[{key!r}] must be an array or a list with a row each, got {type(value).__name__}")
+    return object_array(value)
 
 
 def _clone(value: Tensor | Ragged) -> Tensor | Ragged:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slime_rl.data.arrays import array_to_tensor, row_to_array, tensor_to_array, tensors_equal, to_row_index
+from slime_rl.data.arrays import array_to_tensor, is_whole, row_to_array, tensor_to_array, tensors_equal, to_row_index
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +83,7 @@ class Ragged:
 
     def __getitem__(self, item: Any) -> Any:
         """An int gives that row as a tensor view; a slice, list, array, tensor or mask gives a Ragged."""
-        if isinstance(item, int | np.integer):
+        if is_whole(item):
             row = int(item) + (len(self) if item < 0 else 0)
             if not 0 <= row < len(self):
                 raise IndexError(f"row {item} of {len(self)} rows")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slime_rl.data.arrays import to_row_index
+from slime_rl.data.arrays import is_whole, to_row_index
 from slime_rl.data.ragged import Ragged
 
 Field = Tensor | Ragged | np.ndarray
@@ -38,8 +39,7 @@ class Rearrange:
         Raises:
             ValueError: the rows do not divide and `auto_padding` is off.
         """
-        if chunks < 1:
-            raise ValueError(f"chunk: the number of chunks must be > 0, got {chunks}")
+        _check_count("chunk: the number of chunks", chunks, 1)
         whole = self
         if auto_padding:
             whole, pad_size = self.pad_to_divisor(chunks)
@@ -50,10 +50,10 @@ class Rearrange:
         return [whole.select_rows(slice(i * size, (i + 1) * size)) for i in range(chunks)]
 
     def split(self, rows_per_piece: int) -> list[Self]:
-        """Pieces of `rows_per_piece` rows; the last one may be shorter."""
-        if rows_per_piece < 1:
-            raise ValueError(f"split: rows per piece must be > 0, got {rows_per_piece}")
-        return [self.select_rows(slice(at, at + rows_per_piece)) for at in range(0, len(self), rows_per_piece)]
+        """Pieces of `rows_per_piece` rows; the last one may be shorter. No rows are one empty piece, for `concat`."""
+        _check_count("split: rows per piece", rows_per_piece, 1)
+        starts = range(0, max(len(self), 1), rows_per_piece)
+        return [self.select_rows(slice(at, at + rows_per_piece)) for at in starts]
 
     @classmethod
     def concat(cls, parts: Sequence[Self]) -> Self:
@@ -69,35 +69,48 @@ class Rearrange:
             if odd := sorted(set.union(*have) - set.intersection(*have)):
                 raise ValueError(f"concat: {what} {odd} are not in every part")
         tensors = {key: _concat_field(key, [part.tensors[key] for part in parts]) for key in parts[0].tensors}
-        arrays = {key: np.concatenate([part.non_tensors[key] for part in parts]) for key in parts[0].non_tensors}
+        arrays = {key: _concat_arrays(key, [part.non_tensors[key] for part in parts]) for key in parts[0].non_tensors}
         return parts[0].rebuild(tensors, arrays, _concat_meta([part.meta_info for part in parts]))
 
     def reorder(self, order: Any) -> None:
         """Put the rows into `order` (a permutation), in place."""
-        index = to_row_index(order, len(self))
-        if isinstance(index, slice) or not torch.equal(index.sort().values, torch.arange(len(self))):
-            if not (isinstance(index, slice) and index == slice(0, len(self))):
-                raise ValueError(f"reorder: the order must name each of the {len(self)} rows once, got {order!r}")
-            return
+        rows = torch.arange(len(self))
+        try:
+            index = to_row_index(order, len(self))
+            index = rows[index] if isinstance(index, slice) else index
+        except IndexError:
+            index = rows[:0]  # names a row that is not there
+            is_permutation = False
+        else:
+            is_permutation = torch.equal(index.sort().values, rows)
+        if not is_permutation:
+            raise ValueError(f"reorder: the order must name each of the {len(self)} rows once, got {order!r:.200}")
         moved = self.select_rows(index)
         self.tensors, self.non_tensors = moved.tensors, moved.non_tensors
 
     def repeat(self, times: int, interleave: bool = True) -> Self:
         """Every row `times` times: next to each other (`interleave`), or the whole batch again and again."""
+        _check_count("repeat: times", times, 0)
         rows = torch.arange(len(self))
         return self.select_rows(rows.repeat_interleave(times) if interleave else rows.repeat(times))
 
     def repeat_each(self, times: Sequence[int] | Tensor) -> Self:
         """Row i `times[i]` times, next to each other."""
-        counts = torch.as_tensor(times, dtype=torch.int64)
-        if len(counts) != len(self):
-            raise ValueError(f"repeat_each needs one count per row: got {len(counts)} for {len(self)} rows")
-        return self.select_rows(torch.arange(len(self)).repeat_interleave(counts))
+        counts = times.tolist() if isinstance(times, Tensor | np.ndarray) else times
+        if not isinstance(counts, Sequence) or len(counts) != len(self):
+            got = len(counts) if isinstance(counts, Sequence) else repr(times)
+            raise ValueError(f"repeat_each needs one count per row: got {got} for {len(self)} rows")
+        for row, count in enumerate(counts):
+            _check_count(f"repeat_each: the count of row {row}", count, 0)
+        numbers = torch.tensor([int(count) for count in counts], dtype=torch.int64)
+        return self.select_rows(torch.arange(len(self)).repeat_interleave(numbers))
 
     def pad_to_divisor(self, divisor: int) -> tuple[Self, int]:
-        """(rows padded to a multiple of `divisor` by cycling through them from the front, number of rows added)."""
-        if len(self) == 0 or divisor < 1:
-            raise ValueError(f"pad_to_divisor: cannot pad {len(self)} rows to a multiple of {divisor}")
+        """(rows padded to a multiple of `divisor` by cycling through them from the front, number of rows added).
+
+        No rows are a multiple of any number already, and stay none.
+        """
+        _check_count("pad_to_divisor: the divisor", divisor, 1)
         pad_size = -len(self) % divisor
         if pad_size == 0:
             return self.select_rows(slice(None)), 0
@@ -105,23 +118,33 @@ class Rearrange:
 
     def unpad(self, pad_size: int) -> Self:
         """Without the last `pad_size` rows."""
-        if not 0 <= pad_size <= len(self):
+        _check_count("unpad: the number of rows", pad_size, 0)
+        if pad_size > len(self):
             raise ValueError(f"unpad: cannot take {pad_size} rows off {len(self)}")
         return self.select_rows(slice(0, len(self) - pad_size))
 
     def fold_batch_dim(self, new_batch_size: int) -> Self:
         """Dense fields `[N, ...]` as `[new_batch_size, N / new_batch_size, ...]`. Ragged fields cannot be folded."""
-        if new_batch_size < 1 or len(self) % new_batch_size:
+        _check_count("fold_batch_dim: the new batch size", new_batch_size, 1)
+        if len(self) % new_batch_size:
             raise ValueError(f"fold_batch_dim: {len(self)} rows do not fold into {new_batch_size}")
         inner = len(self) // new_batch_size
         return self._reshape("fold_batch_dim", lambda x: x.reshape(new_batch_size, inner, *x.shape[1:]))
 
     def unfold_batch_dim(self, batch_dims: int = 2) -> Self:
         """The inverse: the first `batch_dims` dimensions of every field as one."""
-        return self._reshape("unfold_batch_dim", lambda x: x.reshape(-1, *x.shape[batch_dims:]))
+        _check_count("unfold_batch_dim: the number of dimensions", batch_dims, 1)
+        for key, value in [*self.tensors.items(), *self.non_tensors.items()]:
+            if not isinstance(value, Ragged) and value.ndim < batch_dims:
+                shape = tuple(value.shape)
+                raise ValueError(f"unfold_batch_dim: {key!r} must have {batch_dims} dimensions or more, got {shape}")
+        return self._reshape(
+            "unfold_batch_dim", lambda x: x.reshape(math.prod(x.shape[:batch_dims]), *x.shape[batch_dims:])
+        )
 
     def unfold_column_chunks(self, num_chunks: int, split_keys: Sequence[str]) -> Self:
         """Dense `split_keys` `[N, C, ...]` as `[N * num_chunks, C / num_chunks, ...]`; other rows are repeated."""
+        _check_count("unfold_column_chunks: the number of chunks", num_chunks, 1)
         repeated = self.repeat(num_chunks)
         tensors = dict(repeated.tensors)
         for key in split_keys:
@@ -140,7 +163,11 @@ class Rearrange:
         Raises:
             ValueError: at the call, when the rows do not divide into mini-batches.
         """
-        if mini_batch_size < 1 or len(self) % mini_batch_size:
+        _check_count("make_iterator: the mini-batch size", mini_batch_size, 1)
+        _check_count("make_iterator: epochs", epochs, 0)
+        if seed is not None:
+            _check_count("make_iterator: the seed", seed, 0)
+        if len(self) % mini_batch_size:
             raise ValueError(f"make_iterator: {len(self)} rows do not divide into mini-batches of {mini_batch_size}")
         return self._iterate(mini_batch_size, epochs, seed)
 
@@ -148,7 +175,7 @@ class Rearrange:
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         for _ in range(epochs):
             rows = torch.arange(len(self)) if generator is None else torch.randperm(len(self), generator=generator)
-            for batch in rows.split(mini_batch_size):
+            for batch in rows.split(mini_batch_size) if len(rows) else ():
                 yield self.select_rows(batch)
 
     def with_meta(self, meta_info: dict[str, Any]) -> Self:
@@ -163,6 +190,20 @@ class Rearrange:
                 raise ValueError(f"{operation}: {key!r} is ragged; select the dense fields first")
         tensors = {key: change(value) for key, value in self.tensors.items()}
         return self.rebuild(tensors, {key: change(value) for key, value in self.non_tensors.items()}, self.meta_info)
+
+
+def _check_count(what: str, value: Any, least: int) -> None:
+    if not is_whole(value) or value < least:
+        raise ValueError(f"{what} must be a whole number >= {least}, got {value!r}")
+
+
+def _concat_arrays(key: str, values: list[np.ndarray]) -> np.ndarray:
+    """Texts may differ in width; beyond that, dtypes and trailing shapes must be the same."""
+    kinds = {v.dtype.kind if v.dtype.kind in "US" else str(v.dtype) for v in values}
+    if len(kinds) > 1 or len({v.shape[1:] for v in values}) > 1:
+        have = sorted({f"{v.dtype} {v.shape[1:]}" for v in values})
+        raise ValueError(f"concat: {key!r} differs in dtype or shape beyond the rows: {have}")
+    return np.concatenate(values)
 
 
 def _concat_field(key: str, values: list[Any]) -> Tensor | Ragged:

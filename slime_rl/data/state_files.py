@@ -42,11 +42,14 @@ def load_state(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
         tensors = load_tensors(beside) if beside.is_file() else {}
-        return _put_back(content, tensors)
-    except (OSError, json.JSONDecodeError, SafetensorError) as error:
+        state = _put_back(content, tensors)
+    except (OSError, ValueError, RecursionError, SafetensorError) as error:
         raise ValueError(f"{path}: cannot be read: {error}") from error
     except KeyError as error:
         raise ValueError(f"{path}: {beside.name} beside it lacks {error}") from error
+    if not isinstance(state, dict):
+        raise ValueError(f"{path}: must hold a JSON object, got {type(state).__name__}")
+    return state
 
 
 def _take_out(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
@@ -73,6 +76,6 @@ def _put_back(value: Any, tensors: dict[str, Tensor]) -> Any:
         return value if value and type(value[0]) is int else [_put_back(item, tensors) for item in value]
     if not isinstance(value, dict):
         return value
-    if value.keys() == {_TAG}:
+    if value.keys() == {_TAG} and isinstance(value[_TAG], str):
         return tensors[value[_TAG]]
     return {key: _put_back(item, tensors) for key, item in value.items()}

@@ -62,17 +62,20 @@ def load_batch(folder: str | Path, kind: type[P] = DataProto) -> P:
     try:
         content = json.loads((folder / "batch.json").read_text())
         if content["format"] != FORMAT:
-            raise ValueError(f"{folder}: batch format {content['format']}, this version reads {FORMAT}")
+            raise ValueError(f"batch format {content['format']}, this version reads {FORMAT}")
         flat = load_tensors(folder / "batch.safetensors")
-    except (OSError, json.JSONDecodeError, KeyError, SafetensorError) as error:
+        tensors = {
+            key: Ragged(flat[f"{key}/values"], flat[f"{key}/offsets"]) if key in content["ragged"] else flat[key]
+            for key in content["tensors"]
+        }
+        arrays = {key: object_array(decode(values)) for key, values in content["objects"].items()}
+        arrays |= {key: decode(value) for key, value in content["arrays"].items()}
+        meta_info = decode(content["meta_info"])
+    except KeyError as error:
+        raise ValueError(f"{folder}: not a saved batch: it has no {error}") from error
+    except (OSError, ValueError, TypeError, AttributeError, SafetensorError) as error:
         raise ValueError(f"{folder}: not a saved batch: {error}") from error
-    tensors = {
-        key: Ragged(flat[f"{key}/values"], flat[f"{key}/offsets"]) if key in content["ragged"] else flat[key]
-        for key in content["tensors"]
-    }
-    arrays = {key: object_array(decode(values)) for key, values in content["objects"].items()}
-    arrays |= {key: decode(value) for key, value in content["arrays"].items()}
-    return kind(tensors, arrays, decode(content["meta_info"]))
+    return kind(tensors, arrays, meta_info)
 
 
 def flatten_tensors(batch: DataProto) -> dict[str, Tensor]:

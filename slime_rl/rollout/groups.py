@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from slime_rl.buffer.filters import filter_samples
+from slime_rl.buffer.filters import drop_reason, filter_samples
 from slime_rl.buffer.policies import DYNAMIC_FILTERS, SAMPLE_FILTERS
 from slime_rl.config import Config
 from slime_rl.data.rendering import render_prompt
@@ -88,13 +88,7 @@ class GroupRunner:
 
     def _filter(self, group: Group) -> str | None:
         """None, or the reason for which the filters drop the group."""
-        options, reason = self.config.buffer, None
-        if self.filter is not None:
-            flag = f"--dynamic-filter-path {options.dynamic_filter_path}"
-            with own_code(flag, f", for group {group.group_index}"):
-                reason = self.filter(self.config, group.samples)
-            if reason is not None and not isinstance(reason, str):
-                raise ValueError(f"{flag} must return None, which keeps the group, or a reason, got {reason!r}")
+        reason = None if self.filter is None else drop_reason(self.config, self.filter, group)
         if reason is None and self.sample_filter is not None:
             reason, tokens = filter_samples(self.config, self.sample_filter, group)
             self.wasted_tokens += tokens

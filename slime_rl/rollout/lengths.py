@@ -39,5 +39,10 @@ class LengthHistory:
         return {"rows": list(self._longest), "tokens": list(self._longest.values()), "mean": self._mean}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._longest = dict(zip(state["rows"], state["tokens"], strict=True))
-        self._mean = float(state["mean"])
+        """Raises ValueError when `state` is not what `state_dict` gave."""
+        try:
+            longest, mean = dict(zip(state["rows"], state["tokens"], strict=True)), float(state["mean"])
+        except (KeyError, TypeError, ValueError) as error:
+            what = f"it has no {error}" if isinstance(error, KeyError) else error
+            raise ValueError(f"--load: the lengths of the checkpoint (lengths.json) are damaged: {what}") from error
+        self._longest, self._mean = longest, mean

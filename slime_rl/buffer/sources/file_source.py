@@ -7,6 +7,7 @@ PromptTable ──► order of the epoch ──────────► rows 
 from __future__ import annotations
 
 import logging
+import zlib
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from slime_rl.buffer.policies import CURRICULA
+from slime_rl.buffer.ranges import to_ranges
 from slime_rl.buffer.sources.fingerprint import describe, fingerprint
 from slime_rl.buffer.sources.order import epoch_order
 from slime_rl.buffer.sources.prompts import LocatedPrompt, prompt_length_problem
@@ -37,7 +39,9 @@ class FilePromptSource:
 
     The order is a function of seed and epoch alone; the state is a cursor and what it points into. The first
     --check-rows rows are checked at the start, others when they are drawn. A row that cannot be used (bad with
-    --bad-rows skip, too long with --long-prompt skip) is passed over in every epoch.
+    --bad-rows skip, too long with --long-prompt skip) is passed over in every epoch, but keeps its place in the order:
+    what is known of the rows differs between a run and its resume, and the cursor must mean the same in both. Only a
+    curriculum's order depends on it, on what was known when the epoch began, which is part of the state.
     """
 
     def __init__(self, config: Config) -> None:
@@ -55,8 +59,8 @@ class FilePromptSource:
         self._rows[: len(self.table) if limit is None else limit] = _Row.BAD
         self._rows[self.table.good_rows(limit)] = _Row.GOOD
         self._num_bad, self._num_long = int((self._rows == _Row.BAD).sum()), 0
-        self._epoch, self._position = 0, 0
-        self._order = self._order_of(0)
+        self._not_shown = np.empty(0, dtype=np.int64)  # unusable rows that the epoch's curriculum does not know
+        self._begin(0)
 
     def limit_lengths(self, encode: Callable[[Prompt], Sequence[int]]) -> None:
         """Apply --max-prompt-len and --long-prompt with `encode`, the rendering that generation uses.
@@ -78,7 +82,7 @@ class FilePromptSource:
             raise ValueError(f"--long-prompt skip leaves no prompt at all; the last one: {problem}")
         if self._num_long:
             log.warning("--prompt-data: left out %d of %d prompts; the last: %s", self._num_long, len(good), problem)
-            self._order = self._order_of(0)  # a curriculum is not shown them, here as after a resume
+            self._begin(0)  # a curriculum is not shown them
 
     def next_prompts(self, num_prompts: int) -> list[tuple[int, Prompt]]:
         """The next prompts as (epoch, prompt), going on to the next epoch when one ends.
@@ -94,8 +98,7 @@ class FilePromptSource:
                     raise ValueError(
                         f"--prompt-data: none of {len(self.table)} rows can be used: {self.skipped_rows()}"
                     )
-                self._epoch, self._position = self._epoch + 1, 0
-                self._order = self._order_of(self._epoch)
+                self._begin(self._epoch + 1)
                 passed += 1  # an epoch may be empty: a weight far below 1, or a curriculum
             prompt = self._read(int(self._order[self._position])) if len(self._order) else None
             self._position += len(self._order) > 0
@@ -144,16 +147,21 @@ class FilePromptSource:
         policy = self.config.data.long_prompt
         return prompt_length_problem(prompt, self._encode, self.config.sampling.max_prompt_len, policy)
 
-    def _order_of(self, epoch: int) -> np.ndarray:
+    def _begin(self, epoch: int) -> None:
+        """Go to the start of an epoch."""
+        not_shown = self._not_shown if self.curriculum is None else (self._rows > _Row.GOOD).nonzero()[0]
+        self._order = self._order_of(epoch, not_shown)
+        self._epoch, self._position, self._not_shown = epoch, 0, not_shown
+
+    def _order_of(self, epoch: int, not_shown: np.ndarray) -> np.ndarray:
         weights = [file.weight for file in self.table.files]
         seed, shuffle = self.config.train.seed, self.config.data.shuffle
         order = epoch_order(self.table.sizes, weights, seed, epoch, shuffle)
-        return order if self.curriculum is None else self._taught(epoch, order)
+        return order if self.curriculum is None else self._taught(epoch, order[~np.isin(order, not_shown)].tolist())
 
-    def _taught(self, epoch: int, order: np.ndarray) -> np.ndarray:
-        """The order that the curriculum makes of an epoch's rows; it is not shown the unusable ones."""
+    def _taught(self, epoch: int, rows: list[int]) -> np.ndarray:
+        """The order that the curriculum makes of an epoch's rows."""
         assert self.curriculum is not None
-        rows = order[self._rows[order] <= _Row.GOOD].tolist()
         flag = f"--curriculum-path {self.config.data.curriculum_path}"
         with own_code(flag, f", for epoch {epoch}"):
             chosen = self.curriculum(self.config, epoch, list(rows), self.table.get)
@@ -167,7 +175,14 @@ class FilePromptSource:
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-able: the cursor and what it points into."""
-        return {"epoch": self._epoch, "position": self._position, "dataset": self.fingerprint, **self._settings()}
+        return {
+            "epoch": self._epoch,
+            "position": self._position,
+            "not_shown": to_ranges(self._not_shown.tolist()),
+            "order_hash": None if self.curriculum is None else _hash(self._order),
+            "dataset": self.fingerprint,
+            **self._settings(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved cursor.
@@ -186,16 +201,25 @@ class FilePromptSource:
                     f"--load: the checkpoint's data order has {name} {state[name]!r}, this run has {value!r}; rows "
                     "would be trained twice or never"
                 )
-        self._epoch, self._position = int(state["epoch"]), int(state["position"])
-        self._order = self._order_of(self._epoch)
+        epoch, position, ranges = state["epoch"], state["position"], state["not_shown"]
+        if type(epoch) is not int or type(position) is not int or epoch < 0:
+            raise ValueError(f"--load: the data cursor is at epoch {epoch!r}, row {position!r}, which is no place")
+        not_shown = np.array([row for start, stop in ranges for row in range(start, stop)], dtype=np.int64)
+        order = self._order_of(epoch, not_shown)
+        if self.curriculum is not None and state["order_hash"] != _hash(order):
+            raise ValueError(
+                f"--load: --curriculum-path {self.config.data.curriculum_path} gives epoch {epoch} another order than "
+                "before; rows would be trained twice or never. It must depend on its arguments alone"
+            )
+        if not 0 <= position <= len(order):
+            raise ValueError(f"--load: the data cursor is at row {position} of epoch {epoch}, which has {len(order)}")
+        self._epoch, self._position, self._order, self._not_shown = epoch, position, order, not_shown
 
     def _settings(self) -> dict[str, Any]:
+        """What the order depends on beyond the data."""
         data = self.config.data
-        skips_long = data.long_prompt == "skip"
-        return {
-            "seed": self.config.train.seed,
-            "shuffle": data.shuffle,
-            "bad_rows": data.bad_rows,
-            "max_prompt_len": self.config.sampling.max_prompt_len if skips_long else None,
-            "curriculum": data.curriculum_path,
-        }
+        return {"seed": self.config.train.seed, "shuffle": data.shuffle, "curriculum": data.curriculum_path}
+
+
+def _hash(order: np.ndarray) -> int:
+    return zlib.crc32(np.ascontiguousarray(order).data)

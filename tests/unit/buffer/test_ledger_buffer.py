@@ -125,6 +125,8 @@ def test_a_source_that_runs_short_is_an_error_and_changes_nothing(tmp_path: Path
     buffer.requeue(group)
 
     class Dry:
+        get = buffer.source.get
+
         def next_prompts(self, num_prompts: int) -> list[tuple[int, Prompt]]:
             return []
 

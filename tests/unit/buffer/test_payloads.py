@@ -115,7 +115,7 @@ def test_a_full_disk_is_a_clear_error_and_loses_nothing(tmp_path: Path) -> None:
     store = PayloadStore(5_000, tmp_path)
     groups = [make_group(i, num_tokens=100) for i in range(3)]
     message = r"--buffer-spill-dir .*cannot write .*File too large.*raise --buffer-memory-bytes"
-    with full_disk(), pytest.raises(OSError, match=message):
+    with full_disk(), pytest.raises(ValueError, match=message):
         for group in groups:
             store.put(group)
     kept = [i for i in range(3) if i in store]

@@ -128,3 +128,67 @@ def test_pickle_hands_memory_over_without_copy_or_warning_even_when_it_is_read_o
         again = pickle.loads(stream, buffers=read_only)
     assert again == batch
     assert again["x"].data_ptr() == np.frombuffer(read_only[0], dtype=np.uint8).ctypes.data
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        True,
+        np.True_,
+        0.5,
+        None,
+        ...,
+        [0.5],
+        [0, 1.0],
+        ["a"],
+        [None],
+        [True, 1],
+        (0, slice(1)),
+        {0, 1},
+        slice(0.5, 2),
+        slice(None, None, 0),
+        [[0, 1]],
+        np.array([0.5]),
+        np.array(["a"]),
+        np.array([0, None], dtype=object),
+        torch.tensor([0.5]),
+        torch.tensor([1j]),
+        torch.tensor([[0]]),
+        torch.tensor(True),
+        torch.tensor([], dtype=torch.bool),
+        [True],
+    ],
+    ids=repr,
+)
+def test_what_is_no_index_of_rows_is_refused(item: object) -> None:
+    for rows in (make(), make()["r"]):
+        with pytest.raises(ValueError, match=r"rows|whole numbers|slice step"):
+            rows[item]
+
+
+def test_row_numbers_of_every_library_choose_rows() -> None:
+    batch = make()
+    for two in (2, np.int32(2), torch.tensor(2)):
+        assert (batch[two]["text"], batch["r"][two].tolist()) == ("row 2", [2, 2])
+        assert batch[[two, 0]]["text"].tolist() == ["row 2", "row 0"]
+    assert batch[range(1, 3)]["text"].tolist() == ["row 1", "row 2"]
+    for row in (4, -5):
+        with pytest.raises(IndexError, match=f"row {row} of 4 rows"):
+            batch[row]
+        with pytest.raises(IndexError, match=f"row {row} of 4 rows"):
+            batch[[row]]
+
+
+def test_from_dict_names_the_field_that_cannot_become_one() -> None:
+    with pytest.raises(ValueError, match=r"tensors\['x'\] cannot become a tensor: .*Ragged"):
+        DataProto.from_dict({"x": [[1], [1, 2]]})
+    with pytest.raises(ValueError, match=r"tensors\['x'\] cannot become a tensor"):
+        DataProto.from_dict({"x": ["text"]})
+    for value in ("text", 5, {"a": 1}):
+        with pytest.raises(ValueError, match=r"non_tensors\['x'\] must be an array or a list"):
+            DataProto.from_dict(non_tensors={"x": value})
+
+
+def test_rename_gives_a_field_one_name() -> None:
+    with pytest.raises(ValueError, match=r"a field has one new name, got \['x', 'x'\]"):
+        make().rename(["x", "x"], ["y", "z"])

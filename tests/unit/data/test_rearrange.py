@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -115,3 +117,106 @@ def test_iterator_sees_every_row_once_an_epoch_and_depends_on_the_seed_alone() -
     assert [rows(b) for b in make().make_iterator(3)] == [[0, 1, 2], [3, 4, 5]]
     with pytest.raises(ValueError, match="mini-batches of 4"):
         make().make_iterator(4)
+
+
+def empty() -> DataProto:
+    return make(0)
+
+
+def test_operations_on_no_rows_give_no_rows_and_keep_the_fields() -> None:
+    pieces = empty().split(4)
+    assert [rows(piece) for piece in pieces] == [[]]
+    for batch in (
+        DataProto.concat(pieces),
+        DataProto.concat([empty(), empty()]),
+        empty().repeat(3),
+        empty().repeat_each([]),
+        empty().pad_to_divisor(4)[0],
+        empty().chunk(2, auto_padding=True)[1],
+        make(3).repeat(0),
+        make(3).repeat_each([0, 0, 0]),
+        make(3)[[]],
+        make(3)[np.array([])],
+        make(3)[2:1],
+        make(3)[torch.zeros(3, dtype=torch.bool)],
+    ):
+        assert rows(batch) == [] and batch.keys() == ["x", "r", "name"]
+    assert empty().pad_to_divisor(4)[1] == 0
+    assert rows(DataProto.concat([empty(), make(2), empty()])) == [0, 1]
+    assert list(empty().make_iterator(2, epochs=3)) == []
+    batch = empty()
+    batch.reorder([])
+    assert rows(batch) == []
+    columns = empty().select(["x", "name"])
+    assert columns.fold_batch_dim(2)["x"].shape == (2, 0)
+    assert DataProto({"x": torch.zeros(2, 0, 3)}).unfold_batch_dim()["x"].shape == (0, 3)
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, True, "2", None, torch.tensor(1.0)])
+@pytest.mark.parametrize(
+    ("operation", "message"),
+    [
+        (lambda b, v: b.repeat(v), "repeat: times must be a whole number >= 0"),
+        (lambda b, v: b.repeat_each([1, v, 1]), "repeat_each: the count of row 1 must be a whole number >= 0"),
+        (lambda b, v: b.chunk(v), "chunk: the number of chunks must be a whole number >= 1"),
+        (lambda b, v: b.split(v), "split: rows per piece must be a whole number >= 1"),
+        (lambda b, v: b.pad_to_divisor(v), "pad_to_divisor: the divisor must be a whole number >= 1"),
+        (lambda b, v: b.unpad(v), "unpad: the number of rows must be a whole number >= 0"),
+        (lambda b, v: b.fold_batch_dim(v), "fold_batch_dim: the new batch size must be a whole number >= 1"),
+        (lambda b, v: b.unfold_batch_dim(v), "unfold_batch_dim: the number of dimensions must be a whole number >= 1"),
+        (lambda b, v: b.unfold_column_chunks(v, ["x"]), "unfold_column_chunks: the number of chunks must be"),
+        (lambda b, v: b.make_iterator(v), "make_iterator: the mini-batch size must be a whole number >= 1"),
+        (lambda b, v: b.make_iterator(1, epochs=v), "make_iterator: epochs must be a whole number >= 0"),
+    ],
+)
+def test_a_count_that_is_none_is_named_with_its_operation(operation: Any, message: str, value: Any) -> None:
+    if value is None and "dimensions" in message:
+        return
+    with pytest.raises(ValueError, match=message):
+        operation(make(3).select(["x", "name"]), value)
+
+
+def test_counts_may_come_from_numpy_and_torch() -> None:
+    assert rows(make(2).repeat(np.int64(2))) == rows(make(2).repeat(torch.tensor(2))) == [0, 0, 1, 1]
+    assert rows(make(2).repeat_each(np.array([0, 2]))) == rows(make(2).repeat_each(torch.tensor([0, 2]))) == [1, 1]
+    assert rows(make(3).unpad(np.int32(1))) == [0, 1]
+
+
+@pytest.mark.parametrize("times", [2, 1.5, torch.tensor(3), torch.tensor([[1, 2, 3]]), torch.tensor([0.5, 1.0, 1.0])])
+def test_repeat_each_wants_a_whole_number_for_each_row(times: Any) -> None:
+    with pytest.raises(ValueError, match="repeat_each"):
+        make(3).repeat_each(times)
+
+
+@pytest.mark.parametrize(
+    "order",
+    [[0, 1], [0, 1, 2, 9], [-9, 0, 1, 2], [0, 0, 1, 2], [0.0, 1.0, 2.0, 3.0], [True, False, True, False], slice(0, 2)],
+)
+def test_an_order_that_is_no_permutation_is_refused_and_nothing_moves(order: Any) -> None:
+    batch = make(4)
+    with pytest.raises(ValueError, match=r"order must name each of the 4 rows once|must be integers"):
+        batch.reorder(order)
+    assert rows(batch) == [0, 1, 2, 3]
+
+
+def test_a_slice_and_negative_rows_are_orders_too() -> None:
+    batch = make(4)
+    batch.reorder(slice(None, None, -1))
+    assert rows(batch) == [3, 2, 1, 0]
+    batch.reorder([-1, -2, -3, -4])
+    assert rows(batch) == [0, 1, 2, 3]
+
+
+def test_concat_names_an_array_of_another_kind() -> None:
+    objects = DataProto(None, {"name": object_array(["a"])})
+    with pytest.raises(ValueError, match="concat: 'name' differs in dtype or shape"):
+        DataProto.concat([objects, DataProto(None, {"name": np.array([1.5])})])
+    with pytest.raises(ValueError, match="concat: 'name' differs in dtype or shape"):
+        DataProto.concat([DataProto(None, {"name": np.zeros((1, 2))}), DataProto(None, {"name": np.zeros((1, 3))})])
+    texts = [DataProto(None, {"name": np.array(["a"])}), DataProto(None, {"name": np.array(["abc"])})]
+    assert DataProto.concat(texts)["name"].tolist() == ["a", "abc"]
+
+
+def test_unfold_names_a_field_with_too_few_dimensions() -> None:
+    with pytest.raises(ValueError, match=r"unfold_batch_dim: 'x' must have 2 dimensions or more, got \(3,\)"):
+        make(3).select(["x"]).unfold_batch_dim()
