@@ -19,6 +19,8 @@ from slime_rl.types import Group, Sample, Status
 # Python objects: a pointer and a number object for each token of the four lists, and the sample itself.
 _BYTES_PER_TOKEN, _BYTES_PER_SAMPLE = 100, 1500
 _PLAIN = (type(None), bool, int, float)
+_EMPTY = {*_PLAIN, str, bytes, list, tuple, dict}
+_FIVE, _FOUR, _REAL = struct.Struct("=5q"), struct.Struct("=4q"), struct.Struct("=d")
 _MAX_DEPTH = 50  # nesting beyond this is tried rather than trusted: the writer of JSON has a limit
 _TOKEN_FIELDS = ("tokens", "loss_mask", "rollout_log_probs", "weight_versions")
 _NUMBERS = ("index", "group_index", "rollout_id", "prompt_length", "reward")
@@ -44,8 +46,8 @@ def check_and_weigh(group: Group) -> int:
 
 
 def _weigh(group: Group) -> int:
-    """The quick way, for what groups nearly always are."""
-    struct.pack("=5q", group.group_index, group.source_index, group.epoch, group.attempts, group.replays)
+    """The quick way, for what groups nearly always are. It looks at every token, so each line of it counts."""
+    _FIVE.pack(group.group_index, group.source_index, group.epoch, group.attempts, group.replays)
     if group.left_out and not all(type(k) is str and type(v) is int for k, v in group.left_out.items()):
         raise _DoubtError
     seen: set[int] = set()
@@ -53,29 +55,36 @@ def _weigh(group: Group) -> int:
     for sample in group.samples:
         _check_numbers(sample)
         total += _BYTES_PER_SAMPLE + _BYTES_PER_TOKEN * len(sample.tokens) + len(sample.response)
-        total += _bytes_of(sample.prompt, seen, 0) + _bytes_of(sample.metadata, seen, 0)
-        total += _bytes_of(sample.label, seen, 0) + _bytes_of(sample.reward_info, seen, 0)
+        for value in (sample.prompt, sample.label, sample.metadata, sample.reward_info):
+            if value:  # what is empty weighs nothing, and is no other kind of object than it looks
+                total += _bytes_of(value, seen, 0)
+            elif type(value) not in _EMPTY:
+                raise _DoubtError
     return total
 
 
 def _check_numbers(sample: Sample) -> None:
     """Raise where a list of numbers is not of the kind, range or length that it must be."""
-    tokens, mask, versions = sample.tokens, sample.loss_mask, sample.weight_versions
+    tokens, mask = sample.tokens, sample.loss_mask
+    versions, log_probs = sample.weight_versions, sample.rollout_log_probs
     n = len(mask)
-    if not (len(versions) == len(sample.rollout_log_probs) == n == len(tokens) - sample.prompt_length):
+    if not (len(versions) == len(log_probs) == n == len(tokens) - sample.prompt_length):
         raise _DoubtError
     if type(sample.status) is not Status or type(sample.response) is not str:
         raise _DoubtError
-    if sample.reward is not None:
-        struct.pack("=d", sample.reward)
-    struct.pack("=4q", sample.index, sample.group_index, sample.rollout_id, sample.prompt_length)
+    _FOUR.pack(sample.index, sample.group_index, sample.rollout_id, sample.prompt_length)
+    reward = sample.reward
+    if reward is not None and type(reward) is not float:
+        _REAL.pack(reward)
     struct.pack(f"={len(tokens)}i", *tokens)
-    struct.pack(f"={n}d", *sample.rollout_log_probs)
-    for values, code in ((mask, "b"), (versions, "i")):
-        if n and values.count(values[0]) == n:  # nearly always, and told much faster
-            struct.pack(f"={code}", values[0])
-        else:
-            struct.pack(f"={n}{code}", *values)
+    if n:
+        if type(sum(log_probs)) is not float:
+            struct.pack(f"={n}d", *log_probs)
+        first, version = mask[0], versions[0]
+        if type(first) is not int or not 0 <= first <= 1 or mask.count(first) != n:
+            struct.pack(f"={n}b", *mask)
+        if type(version) is not int or not -1 <= version < 1 << 31 or versions.count(version) != n:
+            struct.pack(f"={n}i", *versions)
 
 
 def _bytes_of(value: Any, seen: set[int], depth: int) -> int:

@@ -58,6 +58,7 @@ UNFIT: list[tuple[Callable[[Sample], None], str]] = [
     (on("reward", 10**400), "group 1: "),
     (on("status", "completed"), "group 1: "),
     (lambda s: s.tokens.__setitem__(-1, 2**40), "group 1: "),
+    (lambda s: s.tokens.__setitem__(slice(0, 2), [2**40, -(2**40)]), "group 1: "),
     (lambda s: s.tokens.__setitem__(-1, None), "group 1: "),
     (lambda s: s.tokens.__setitem__(-1, 3.5), r"tokens of sample 3 cannot be kept: 3.5 would come back as 3 at \d"),
     (lambda s: s.loss_mask.__setitem__(0, 0.5), "loss_mask of sample 3 cannot be kept: 0.5 would come back as 0 at 0"),
