@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 from tools.headless_browser import Browser, find_programs  # noqa: E402
 
 WIDTH = 1180
-COLOURS = 96  # of a picture: enough for text and charts, and a third of the bytes
+COLOURS = 256  # of a picture: a third of the bytes. Rare colours, as of one token, must not be merged away
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class View:
 VIEWS = (
     View("overview", "tab=overview", 760),
     View("time", "tab=time&run={last}", 640),
-    View("data", "tab=data&run={last}", 980),
+    View("data", "tab=data&run={last}", 1200),
     View("engines", "tab=engines&run={last}", 640),
     View("rollouts", "tab=rollouts&step={step}", 760, hover=".tokens span:nth-child(2)"),
     View("advantage", "tab=rollouts&step={step}&colour=advantage", 760, "dark", hover=".tokens span"),
@@ -91,7 +91,7 @@ def shrink(path: Path) -> int:
     """Write the picture again with few colours -> its bytes."""
     from PIL import Image
 
-    picture = Image.open(path).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+    picture = Image.open(path).convert("RGB").quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     content = io.BytesIO()
     picture.save(content, "PNG", optimize=True)
     return path.write_bytes(content.getvalue())

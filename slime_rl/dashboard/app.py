@@ -63,7 +63,7 @@ def make_app(runs: Runs, hosts: list[str] | None = None) -> Starlette:
             try:
                 with run.lock:
                     return _json(read(run, request), tag=tag)
-            except (ValueError, OSError) as error:  # no metrics yet, or the folder is gone
+            except (ValueError, OSError) as error:  # a question that makes no sense, or a folder that is gone
                 return _json({"error": str(error)}, 409)
 
         return answer

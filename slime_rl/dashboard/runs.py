@@ -41,13 +41,15 @@ class Run:
         """The run as it is now; what cannot be read is left out, and `notes` say so.
 
         Raises:
-            ValueError: it has no metrics yet.
+            ValueError: the folder is not there any more.
         """
+        if not self.folder.is_dir():
+            raise ValueError(f"{self.folder} is not there any more")
         lines, self.notes = self.lines.look(), []
         if not lines:
             has_file = self.lines.generation is not None
-            what = "no whole line in it yet" if has_file else "not been written yet"
-            raise ValueError(f"{self.folder}: {METRICS_FILE} has {what}; the first step or evaluation brings it")
+            what = "no whole line in it" if has_file else "not been written"
+            self.notes.append(f"{METRICS_FILE} has {what} yet; the first step or evaluation brings it")
         if broken := self.lines.broken:
             numbers = ", ".join(map(str, broken[:5])) + (", …" if len(broken) > 5 else "")
             self.notes.append(f"{METRICS_FILE}: left out, not a JSON object with a step: line {numbers}")
@@ -214,7 +216,7 @@ class Runs:
 def _inside(path: Path) -> list[Path]:
     if not path.is_dir():  # taken away while we look at it
         return []
-    return sorted(folder for folder in path.iterdir() if folder.is_dir() and (folder / METRICS_FILE).is_file())
+    return sorted(folder for folder in path.iterdir() if folder.is_dir() and is_run(folder))
 
 
 def as_json(value: Any) -> bytes:

@@ -38,7 +38,7 @@ export const legend = (parts) => `<p class="legend">${parts.map((p) =>
 export const nothing = (why) => `<p class="quiet">${safe(why)}</p>`;
 
 const THINNED = 1200; // points; longer curves come thinned out
-const LEFT = 46, RIGHT = 8, TOP = 8, BOTTOM = 20;
+const LEFT = 54, RIGHT = 8, TOP = 8, BOTTOM = 20;
 
 // The frame of a chart: scales, axes with labels, and a number by which the pointer finds its values.
 function frame(width, height, xs, low, high, xName, rows, draw) {

@@ -62,16 +62,18 @@ export async function overview() {
       <div class="grid">${open ? members.map((name) => card(name, metrics[name], [curve(metrics[name], name)])).join("") : ""}</div></details>`;
   });
   const flags = run.flags.map(([flag, value]) => `<tr><td>${safe(flag)}</td><td>${safe(typeof value === "string" ? value : JSON.stringify(value))}</td></tr>`);
-  const steps = run.num_steps ? `${run.steps} of ${run.num_steps} steps` : `${run.steps} steps`;
+  const done = run.state === "finished";
+  const steps = !run.num_steps ? `${run.steps} steps` : done && run.steps < run.num_steps
+    ? `${run.steps} steps, of at most ${run.num_steps}` : `${run.steps} of ${run.num_steps} steps`;
   return `<p class="quiet path">${safe(run.folder)} · ${safe(steps)}</p>
-    ${run.num_steps ? `<div class="bar"><i style="width:${Math.min(100, (100 * run.steps) / run.num_steps)}%"></i></div>` : ""}
+    ${run.num_steps ? `<div class="bar"><i style="width:${done ? 100 : Math.min(100, (100 * run.steps) / run.num_steps)}%"></i></div>` : ""}
     ${run.error ? `<h2>Why it failed</h2><div class="error" data-keep="error">${safe(run.error)}</div>` : ""}
     ${run.state === "stopped" ? '<div class="note">It stopped without a summary or an error: killed, or interrupted.</div>' : ""}
     ${run.notes.map((note) => `<div class="note">${safe(note)}</div>`).join("")}
     ${tiles(run, metrics)}
     ${run.advice.length ? `<h2>What limits it</h2>${run.advice.map((sentence) => `<div class="advice">${safe(sentence)}</div>`).join("")}` : ""}
     <div class="tools"><b>Curves</b> ${findBox("a metric")} ${xChoice()} <span class="quiet">click a title to enlarge; hover for values</span></div>
-    ${drawn.join("") || nothing(`no metric has “${here.at.find}” in its name`)}
+    ${drawn.join("") || nothing(find ? `no metric has “${here.at.find}” in its name` : "no metrics yet")}
     <details id="flags"><summary>Command, and the flags that are not at their default</summary><pre>${safe(run.command)}</pre>
     <div class="scroll"><table>${flags.join("")}</table></div></details>`;
 }

@@ -41,6 +41,7 @@ def write_run(folder: Path, *flags: str, steps: int = 4) -> Path:
         for step in range(steps):
             metrics = {"train/loss": 1.0 / (step + 1), "train/lr": float("nan"), "buffer/reserved": 2.0}
             metrics |= {"timing_s/rollout": 2.4, "timing_s/train": 0.5, "timing_s/other": 0.1, "perf/step_s": 3.0}
+            metrics |= {"train/pg_loss": -0.00252 * (step + 1), "train/kl_loss": -123456.0 * step}
             metrics |= {"rollout/staleness_max": 1.0, "rollout/tokens_by_age/0": 0.25, "rollout/tokens_by_age/1": 0.75}
             metrics |= {f"rollout/response_length_p{p}": float(p) for p in (10, 25, 50, 75, 90)}
             trackers.log(step, metrics | {"engines/serving": 2.0, "engines/down": 0.0})

@@ -118,11 +118,10 @@ def test_what_is_not_there_is_an_answer_and_not_a_crash(url: str, run_dir: Path)
     assert error_of(f"{url}/api/runs/0/samples?step=one") == (409, "step must be a whole number, got 'one'")
     assert "order must be one of as trained" in error_of(f"{url}/api/runs/0/samples?order=odd")[1]
     assert "from and to must be seconds, got '1' and 'nan'" in error_of(f"{url}/api/runs/0/timeline?from=1&to=nan")[1]
-    (run_dir / "metrics.jsonl").unlink()
-    assert "metrics.jsonl has not been written yet" in error_of(f"{url}/api/runs/0/metrics")[1]
     shutil.rmtree(run_dir)
     assert get(f"{url}/api/runs")[0]["state"] == "missing"
-    assert error_of(f"{url}/api/runs/0/overview")[0] == 409
+    for part in ("overview", "metrics"):
+        assert error_of(f"{url}/api/runs/0/{part}") == (409, f"{run_dir} is not there any more")
     for part in ("samples", "spread", "timeline", "engines"):  # empty, as of a run that has not come so far
         assert get(f"{url}/api/runs/0/{part}") is not None
 
@@ -243,12 +242,13 @@ def test_values_that_are_no_numbers_are_no_points(run_dir: Path) -> None:
     assert run.metrics()["metrics"]["train/odd"]["values"] == []
 
 
-def test_a_run_before_its_first_step_says_so(tmp_path: Path) -> None:
+def test_a_run_before_its_first_step_says_so_and_shows_why_it_failed(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".lock").touch()
-    [run] = Runs([tmp_path / "run"]).look()
-    with pytest.raises(ValueError, match="not been written yet; the first step or evaluation brings it"):
-        run.overview()
+    [run] = Runs([tmp_path]).look()
+    assert run.overview()["notes"] == ["metrics.jsonl has not been written yet; the first step or evaluation brings it"]
     (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 0, "tr')
-    with pytest.raises(ValueError, match="no whole line in it yet"):
-        run.overview()
+    assert "no whole line in it yet" in run.overview()["notes"][0] and run.metrics()["metrics"] == {}
+    (tmp_path / "run" / "error.log").write_text("ValueError: the engine did not start\n")
+    found = run.overview()
+    assert (found["state"], found["steps"]) == ("failed", 0) and "did not start" in found["error"]

@@ -164,6 +164,17 @@ def test_a_chart_tells_the_values_under_the_pointer(browser: Browser, url: str) 
     assert "idle for" in tip(browser, "rect.gap")
 
 
+def test_no_number_beside_a_chart_is_cut_off(browser: Browser, url: str) -> None:
+    outside = """return [...document.querySelectorAll("svg text")].filter((text) => {
+      const [box, whole] = [text.getBBox(), text.ownerSVGElement.viewBox.baseVal];
+      return box.x < 0 || box.x + box.width > whole.width;
+    }).map((text) => text.textContent)"""
+    for tab in ("overview&find=loss", "time", "data", "engines"):
+        text = look(browser, url, f"tab={tab}")
+        assert browser.run(outside) == [], tab
+        assert "loss" not in tab or ("-0.0101" in text and "-370368" in text)
+
+
 def test_a_live_run_is_drawn_again_without_a_reload(browser: Browser, url: str, run_dir: Path) -> None:
     look(browser, url, "tab=overview")
     with (run_dir / "metrics.jsonl").open("a") as file:
@@ -181,7 +192,7 @@ def test_a_folder_that_goes_away_and_a_server_that_ends_are_told(browser: Browse
     with serve([run_dir]) as url:
         look(browser, url, "tab=overview")
         shutil.rmtree(run_dir)
-        browser.wait("return document.getElementById('main').innerText.includes('has not been written yet')")
+        browser.wait("return document.getElementById('main').innerText.includes('is not there any more')")
         browser.problems()
     browser.wait("return document.getElementById('when').innerText.includes('server does not answer')")
     browser.problems()
@@ -193,9 +204,10 @@ def test_runs_of_different_length_are_compared(browser: Browser, tmp_path: Path)
     write_run(tmp_path / "two", steps=3).rename(tmp_path / "short")
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun" / "config.json").write_text("{")
+    (tmp_path / "begun" / "error.log").write_text(f"ValueError: no engine {HOSTILE}")
     with serve([tmp_path / long_name, tmp_path / "short", tmp_path / "begun"]) as url:
         text = look(browser, url, "tab=compare")
-        assert long_name in text and "held 0.25 → 0.25" in text and "has not been written yet" in text
+        assert long_name in text and "held 0.25 → 0.25" in text and "begun\tfailed\t0" in text
         assert "--seed" in text
         assert count(browser, ".card svg path[stroke]") > 2
         told = tip(browser, ".card:nth-of-type(2) svg")
@@ -204,8 +216,13 @@ def test_runs_of_different_length_are_compared(browser: Browser, tmp_path: Path)
         browser.wait("return !document.querySelector('table').innerText.includes('seed17')")
         overflow = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
         for tab in ("overview", "time", "data", "engines", "rollouts", "compare"):
-            look(browser, url, f"tab={tab}&run=0")
-            assert browser.run(overflow) <= 0, tab
+            for run in (0, 2):
+                look(browser, url, f"tab={tab}&run={run}")
+                assert browser.run(overflow) <= 0, tab
+        text = look(browser, url, "tab=overview&run=2")
+        assert (
+            "no engine </script>" in text and "has not been written yet" in text and "config.json:1: not JSON" in text
+        )
 
 
 def test_a_narrow_window_has_no_horizontal_scrolling(browser: Browser, url: str) -> None:
