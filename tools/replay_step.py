@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         folders = find_updates(arguments.path, arguments.step)
         replays = [replay for _, same in groupby(folders, role) for replay in run_workers(list(same))]
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:
         print(f"replay_step: {error}", file=sys.stderr)
         return 2
     exact = [print_update(replay) for replay in replays]

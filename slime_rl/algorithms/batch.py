@@ -29,6 +29,10 @@ class AdvantageBatch:
     values: Tensor | None  # [T] float32, critic's
     baseline_rewards: Tensor | None = None  # [N] float32, greedy response to the same prompt; only remax reads it
 
+    def copy(self) -> AdvantageBatch:
+        """The same numbers in tensors of their own."""
+        return replace(self, **{k: v.clone() for k, v in vars(self).items() if isinstance(v, Tensor)})
+
     @property
     def sample_ids(self) -> Tensor:  # [T] int64
         return torch.repeat_interleave(torch.arange(len(self.lengths), device=self.lengths.device), self.lengths)
@@ -57,6 +61,10 @@ class LossBatch:
 
     def with_mask(self, mask: Tensor) -> LossBatch:
         return replace(self, mask=mask)
+
+    def copy(self) -> LossBatch:
+        """The same numbers in tensors of their own; gradients flow through."""
+        return replace(self, **{k: v.clone() for k, v in vars(self).items() if isinstance(v, Tensor)})
 
     def cleaned(self) -> LossBatch:
         """The batch with every masked entry 0, so that NaN there reaches neither the loss nor a gradient."""

@@ -5,6 +5,8 @@ per micro-batch: token_metrics ──► sum (or max for *_max) over micro-batch
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -12,6 +14,9 @@ WEIGHT_SUM = "weight_sum"
 MAX_SUFFIX = "_max"
 # Parts of the loss keep the loss's own scale; every other metric is an average over tokens.
 LOSS_PARTS = frozenset({"loss", "pg_loss", "kl_loss", "entropy_loss", "value_loss"})
+
+# What a loss of one's own must not call a metric, since a number of ours has that name.
+RESERVED = LOSS_PARTS | {WEIGHT_SUM, "entropy", "grad_norm", "lr", "num_microbatches", "tokens", "trained_tokens"}
 
 
 def is_maximum(name: str) -> bool:
@@ -30,11 +35,11 @@ def token_metrics(metrics: dict[str, Tensor], weights: Tensor) -> dict[str, Tens
     used = weights > 0
     parts = {WEIGHT_SUM: weights.sum()}
     for name, values in metrics.items():
-        values = torch.where(used, values.detach().double(), 0.0)
+        values = values.detach().double()
         if is_maximum(name):
-            parts[name] = values.max() if len(values) else weights.new_zeros(())
+            parts[name] = values.masked_fill(~used, -torch.inf).max() if len(values) else weights.new_tensor(-torch.inf)
         else:
-            parts[name] = (values * weights).sum()
+            parts[name] = (torch.where(used, values, 0.0) * weights).sum()
     return parts
 
 
@@ -48,8 +53,10 @@ def finish_metrics(parts: dict[str, float]) -> dict[str, float]:
     for name, value in parts.items():
         if name == WEIGHT_SUM:
             continue
-        as_is = is_maximum(name) or name in LOSS_PARTS
-        finished[name] = value if as_is else value / total if total > 0 else 0.0
+        if is_maximum(name):
+            finished[name] = 0.0 if value == -math.inf else value  # no token at all
+        else:
+            finished[name] = value if name in LOSS_PARTS else value / total if total > 0 else 0.0
     if "off_policy/ratio" in finished and total > 0:
         finished["off_policy/ess"] = finished["off_policy/ratio"] ** 2 / (finished["off_policy/chi2"] + 1)
     return finished

@@ -104,6 +104,19 @@ class Config:
                 continue  # no end to fall short of
             span = ours.lr_decay_updates or max(1, self.num_updates(waiting))
             check(warmup < span, flag, f"must be < the {span} updates of the schedule", warmup)
+            decay = ours.lr_wsd_decay_updates
+            if (style or ours.lr_decay_style) == "WSD":
+                check(decay is not None, "--lr-decay-style", "needs --lr-wsd-decay-updates", "WSD")
+                wanted = f"must be at most the {span - warmup} updates of the schedule after its warm-up"
+                check((decay or 0) <= span - warmup, "--lr-wsd-decay-updates", wanted, decay)
+        styles = (ours.lr_decay_style, critic.critic_lr_decay_style)
+        if "WSD" not in styles:
+            wanted = "needs --lr-decay-style WSD"
+            check(ours.lr_wsd_decay_updates is None, "--lr-wsd-decay-updates", wanted, ours.lr_wsd_decay_updates)
+        if self.needs_critic and self.train.num_steps > 0:
+            wanted = f"must be < --num-steps {self.train.num_steps}, or the policy never trains"
+            steps = critic.critic_warmup_steps
+            check(steps < self.train.num_steps, "--critic-warmup-steps", wanted, steps)
 
     def _check_data(self) -> None:
         if self.needs_prompt_data:
@@ -314,7 +327,18 @@ PASSTHROUGH: dict[str, str] = {
 
 
 def recorded_config(content: dict[str, dict[str, Any]]) -> Config:
-    """The Config of a run from its config.json. Not checked again: its files may have gone since."""
+    """The Config of a run from its config.json. Its values are not checked again: its files may have gone since.
+
+    Raises:
+        ValueError: fields are missing or unknown, as where another version of slime_rl wrote it.
+    """
+    if not isinstance(content, dict) or not all(isinstance(section, dict) for section in content.values()):
+        raise ValueError("it must hold an object of sections")
+    known = {f"{name}.{f.name}" for name, section in SECTIONS.items() for f in dataclasses.fields(section)}
+    if odd := sorted(known ^ {f"{name}.{field}" for name, section in content.items() for field in section}):
+        raise ValueError(
+            f"another version of slime_rl wrote it: {odd[0]} is {'missing' if odd[0] in known else 'unknown'}"
+        )
     sections = {
         name: _unchecked(section, {key: _tuples(value) for key, value in content[name].items()})
         for name, section in SECTIONS.items()

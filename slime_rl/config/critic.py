@@ -38,7 +38,7 @@ class CriticConfig:
     critic_lr: float = 1e-5
     """Peak learning rate of the critic."""
 
-    critic_lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root"] | None = None
+    critic_lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"] | None = None
     """Shape of the critic's schedule; --lr-decay-style when not given."""
 
     critic_lr_warmup_updates: int = flag(0, aliases=("--critic-lr-warmup-iters",))

@@ -112,14 +112,20 @@ class OptimizerConfig:
     min_lr: float = 0.0
     """Learning rate that the schedule ends at."""
 
-    lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root"] = "constant"
-    """Shape of the schedule after the warm-up."""
+    lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"] = "constant"
+    """Shape of the schedule after the warm-up; WSD (warm-up, stable, decay) keeps the rate until its last updates."""
 
     lr_warmup_updates: int = flag(0, aliases=("--lr-warmup-iters",))
     """Updates over which the rate rises from 0."""
 
     lr_decay_updates: int | None = flag(None, aliases=("--lr-decay-iters",))
     """Updates that the schedule spans; the whole run when not given."""
+
+    lr_wsd_decay_updates: int | None = flag(None, aliases=("--lr-wsd-decay-iters",))
+    """Updates at the schedule's end over which WSD decays."""
+
+    lr_wsd_decay_style: Literal["exponential", "linear", "cosine", "minus_sqrt"] = "exponential"
+    """Shape of WSD's decay."""
 
     weight_decay: float = 0.0
     """Decoupled weight decay; never on norms and biases."""

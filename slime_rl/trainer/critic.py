@@ -26,7 +26,7 @@ from slime_rl.trainer.token_fields import (
     unpack_fields,
     with_kl_coef,
 )
-from slime_rl.trainer.update import StepData, mean_of, public_names, run_updates
+from slime_rl.trainer.update import StepData, over_updates, public_names, run_updates
 
 # Named as parts of the loss are; every other number of the critic is reported under critic/.
 UNDER_TRAIN = ("value_loss", "value_clipfrac", "value_mean")
@@ -91,7 +91,7 @@ def train_critic(
     values, mask = whole.tokens["values"], whole.tokens["mask"]
     inputs = CriticInputs(mask=mask[own], weights=weights[own], old_values=values[own], returns=returns[own])
     updates = run_updates(critic, data, inputs, timer)
-    metrics = {name: mean_of(numbers) for name, numbers in updates.items() if name != "num_microbatches"}
+    metrics = over_updates({name: numbers for name, numbers in updates.items() if name != "num_microbatches"})
     named = {name if name in UNDER_TRAIN else f"critic/{name}": value for name, value in metrics.items()}
     kept = returns[mask > 0]
     named["critic/returns_mean"] = float(kept.mean()) if len(kept) else 0.0

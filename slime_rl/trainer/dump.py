@@ -29,10 +29,10 @@ from slime_rl.data.batches import RolloutBatch
 from slime_rl.data.storage import save_batch
 from slime_rl.trainer.loss import MicroBatchResult, Objective
 from slime_rl.trainer.model import unwrap
+from slime_rl.trainer.replay import FORMAT
 from slime_rl.trainer.state import TrainState
 
 FOLDER = "train_dumps"
-FORMAT = 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,15 +49,13 @@ class GlobalBatch:
         """
         batch = self._advantage_batch()
         name = config.algorithm.advantage_estimator
-        with own_code(f"--advantage-estimator {name}", explained=() if ":" in name else (Exception,)):
-            result = estimator(config, batch)
+        is_own = ":" in name
+        with own_code(f"--advantage-estimator {name}", explained=() if is_own else (Exception,)):
+            result = estimator(config, batch.copy() if is_own else batch)  # one's own may change what it gets
         wanted = tuple(batch.mask.shape)
-        if not isinstance(result, Tensor) or tuple(result.shape) != wanted:
-            got = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
-            raise ValueError(
-                f"--advantage-estimator {config.algorithm.advantage_estimator}: must return a tensor {wanted}, "
-                f"got {got}"
-            )
+        if not isinstance(result, Tensor) or tuple(result.shape) != wanted or result.is_complex():
+            got = f"{tuple(result.shape)} {result.dtype}" if isinstance(result, Tensor) else type(result).__name__
+            raise ValueError(f"--advantage-estimator {name}: must return a tensor of real numbers {wanted}, got {got}")
         return result.float()
 
     def returns(self, config: Config) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -215,11 +216,21 @@ def find_problem(
     return f"not finite: {'; '.join(listed)} (sample numbers of the step's batch)"
 
 
+def is_largest(name: str) -> bool:
+    """Whether the parts of this metric are combined by their maximum."""
+    return is_maximum(name) or name == GAP_MAX
+
+
 def reduce_metrics(results: list[MicroBatchResult], layout: Layout, device: torch.device) -> dict[str, float]:
-    """The numbers of one optimizer update, the same on every rank. Collective over the world."""
+    """The numbers of one optimizer update, the same on every rank. Collective over the world.
+
+    Raises:
+        ValueError: micro-batches that have other metrics than others, which only a loss of one's own can make.
+    """
     finished: list[Any] = [None]
     if layout.is_last_stage:
         names = list(results[0].parts)
+        _check_names(results, layout, device)
         stacked = {name: torch.stack([r.parts[name].to(device) for r in results]) for name in names}
         sums = torch.stack([x.sum() for x in stacked.values()])
         highest = torch.stack([x.max() for x in stacked.values()])
@@ -227,13 +238,32 @@ def reduce_metrics(results: list[MicroBatchResult], layout: Layout, device: torc
             dist.all_reduce(sums, group=layout.dp.group)
             dist.all_reduce(highest, dist.ReduceOp.MAX, group=layout.dp.group)
         values = {
-            name: high if is_maximum(name) or name == GAP_MAX else total
+            name: high if is_largest(name) else total
             for name, total, high in zip(names, sums.tolist(), highest.tolist(), strict=True)
         }
         finished = [_finish(values)]
     if layout.pp.size > 1:
         dist.broadcast_object_list(finished, src=layout.last_stage_rank, group=layout.pp.group)
     return finished[0]
+
+
+def _check_names(results: list[MicroBatchResult], layout: Layout, device: torch.device) -> None:
+    names = sorted(results[0].parts)
+    odd = next((r for r in results if sorted(r.parts) != names), None)
+    number = -1 if odd is not None else zlib.crc32("\0".join(names).encode())
+    bounds = torch.tensor([number, -number], device=device)
+    if layout.dp.size > 1:
+        dist.all_reduce(bounds, dist.ReduceOp.MAX, group=layout.dp.group)
+    if odd is not None or int(bounds[0]) != -int(bounds[1]):
+        found = f"micro-batch {results[0].index}: {names}; " + (
+            "another data-parallel worker has others"
+            if odd is None
+            else f"micro-batch {odd.index}: {sorted(odd.parts)}"
+        )
+        raise ValueError(
+            "--policy-loss, --off-policy-correction: the metrics must have the same names for every micro-batch, got "
+            f"{found}"
+        )
 
 
 def _finish(values: dict[str, float]) -> dict[str, float]:

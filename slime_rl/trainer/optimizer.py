@@ -71,6 +71,8 @@ def make_scheduler(config: Config, optimizer: Any) -> OptimizerParamScheduler:
         lr_warmup_steps=ours.lr_warmup_updates,
         lr_decay_steps=decay_updates,
         lr_decay_style=ours.lr_decay_style,
+        wsd_decay_steps=ours.lr_wsd_decay_updates,
+        lr_wsd_decay_style=ours.lr_wsd_decay_style,
         start_wd=ours.weight_decay,
         end_wd=ours.weight_decay,
         wd_incr_steps=decay_updates,

@@ -12,6 +12,13 @@ from slime_rl.data.batches import RolloutBatch
 from slime_rl.data.storage import load_batch
 from slime_rl.data.tensor_file import load_tensors
 
+FORMAT = 1  # of the dumps that dump.py writes
+ROLES = ("policy", "critic")
+RECORD = {
+    **{"role": str, "step": int, "epoch": int, "update": int, "rows": list, "world_size": int, "weights_rank": int},
+    **{"micro_batches": list, "metrics": dict},
+}
+
 
 @dataclass(frozen=True)
 class Replay:
@@ -48,7 +55,11 @@ def world_size(folder: Path) -> int:
 
 def read_config(folder: Path) -> Config:
     """The Config of the run that made the dump."""
-    return recorded_config(json.loads((folder / "config.json").read_text()))
+    path = folder / "config.json"
+    try:
+        return recorded_config(_json(path))
+    except ValueError as error:
+        raise ValueError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from error
 
 
 def role(folder: Path) -> str:
@@ -83,10 +94,12 @@ def replay_update(worker: Any, folder: Path) -> Replay:
     record = _read(folder, worker.rank)
     state = worker.states["" if record["role"] == "policy" else CRITIC_FOLDER]
     own = folder / f"rank_{worker.rank:05d}"
-    tensors = load_tensors(own / "tensors.safetensors")
-    holder = load_tensors(folder / f"rank_{record['weights_rank']:05d}" / "tensors.safetensors")
+    tensors = _tensors(own / "tensors.safetensors")
+    holder = _tensors(folder / f"rank_{record['weights_rank']:05d}" / "tensors.safetensors")
     restore_weights(state.models, _part(holder, "weights/"))
-    shard = make_shard(state, load_batch(own / "batch", RolloutBatch))
+    batch = load_batch(own / "batch", RolloutBatch)
+    _check_rows(own / "update.json", record["rows"], batch)
+    shard = make_shard(state, batch)
     given: dict[str, Any] = {name: value.to(state.device) for name, value in _part(tensors, "inputs/").items()}
     if record["role"] == "policy":
         absent: dict[str, Any] = dict.fromkeys(field.name for field in fields(PolicyInputs))
@@ -100,9 +113,45 @@ def replay_update(worker: Any, folder: Path) -> Replay:
     return Replay(record, metrics, [float(r.loss) for r in results], problem)
 
 
+def _check_rows(path: Path, rows: list[Any], batch: RolloutBatch) -> None:
+    if outside := [row for row in rows if not isinstance(row, int) or not 0 <= row < len(batch)]:
+        raise ValueError(
+            f"{path}: rows must be 0..{len(batch) - 1}, the samples of the batch beside it, got {outside[0]}"
+        )
+
+
 def _part(tensors: dict[str, Any], prefix: str) -> dict[str, Any]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def _read(folder: Path, rank: int) -> dict[str, Any]:
-    return json.loads((folder / f"rank_{rank:05d}" / "update.json").read_text())
+    """What is known of a worker's part of an update.
+
+    Raises:
+        ValueError: the file is missing, cut, or not of the form that `dump_update` writes; names it.
+    """
+    path = folder / f"rank_{rank:05d}" / "update.json"
+    record = _json(path)
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        found = record.get("format") if isinstance(record, dict) else type(record).__name__
+        raise ValueError(f"{path}: must be a dump of format {FORMAT}, got {found!r}")
+    for name, kind in RECORD.items():
+        if not isinstance(record.get(name), kind):
+            raise ValueError(f"{path}: {name} must be of type {kind.__name__}, got {record.get(name)!r}")
+    if record["role"] not in ROLES:
+        raise ValueError(f"{path}: role must be one of {', '.join(ROLES)}, got {record['role']!r}")
+    return record
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: cannot be read: {error}") from error
+
+
+def _tensors(path: Path) -> dict[str, Any]:
+    try:
+        return load_tensors(path)
+    except Exception as error:  # safetensors has an error of its own
+        raise ValueError(f"{path}: cannot be read: {error}") from error

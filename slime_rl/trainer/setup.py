@@ -15,6 +15,7 @@ from slime_rl.trainer.architecture import Architecture
 from slime_rl.trainer.arguments import parse_megatron_args
 from slime_rl.trainer.critic import critic_config
 from slime_rl.trainer.distributed import Layout
+from slime_rl.trainer.families.fields import WITHOUT_EFFECT
 from slime_rl.trainer.forward import CriticHead, PolicyHead, TokenHead
 from slime_rl.trainer.head import head_spec
 from slime_rl.trainer.model import build_models, freeze, prepare_shared_prompts
@@ -23,15 +24,6 @@ from slime_rl.trainer.plugins import MODEL_CONVERSION
 from slime_rl.trainer.reference import ReferenceWeights
 from slime_rl.trainer.state import TrainState
 from slime_rl.trainer.value_head import attach_value_head
-
-SAME_SHAPE = (
-    "model_type",
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-)
 
 
 def build_state(config: Config, layout: Layout, device: torch.device) -> tuple[TrainState, Any]:
@@ -147,12 +139,13 @@ def _check_same_shape(flag: str, config: Config, path: str) -> None:
     if path == config.model.hf_checkpoint:
         return
     policy, other = (
-        AutoConfig.from_pretrained(p, trust_remote_code=config.model.trust_remote_code)
+        AutoConfig.from_pretrained(p, trust_remote_code=config.model.trust_remote_code).to_dict()
         for p in (config.model.hf_checkpoint, path)
     )
-    for name in SAME_SHAPE:
-        ours, theirs = getattr(policy, name, None), getattr(other, name, None)
-        if ours != theirs:
+    for name in sorted(policy.keys() | other.keys()):
+        ours, theirs = policy.get(name), other.get(name)
+        if ours != theirs and (name not in WITHOUT_EFFECT or name == "model_type"):
             raise ValueError(
-                f"{flag} must have the shape of --hf-checkpoint: its {name} is {theirs!r}, the policy's {ours!r}"
+                f"{flag} must have the architecture of --hf-checkpoint, in whose modules it is computed: its {name} is "
+                f"{theirs!r}, the policy's {ours!r}"
             )

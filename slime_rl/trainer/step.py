@@ -32,7 +32,7 @@ from slime_rl.trainer.token_fields import (
 )
 from slime_rl.trainer.token_log import close_log, open_log
 from slime_rl.trainer.token_pass import token_pass
-from slime_rl.trainer.update import StepData, mean_of, public_names, run_updates
+from slime_rl.trainer.update import StepData, over_updates, public_names, run_updates
 
 
 def train_step(
@@ -73,7 +73,7 @@ def train_step(
         seen = open_log(config, state.layout, data.shard)
         updates = run_updates(state, data, inputs, timer, seen)
         state.token_log = close_log(config, data.shard, inputs, seen)
-        metrics |= {name: mean_of(values) for name, values in updates.items()}
+        metrics |= over_updates(updates)
         metrics["num_microbatches"] = sum(updates["num_microbatches"])
     metrics |= _after_step(state, step, whole)
     return _report(metrics, whole, advantages, needs_old_pass(config), timer)

@@ -12,7 +12,7 @@ from slime_rl.data.batches import RolloutBatch
 from slime_rl.trainer import optimizer as optim
 from slime_rl.trainer.dump import UpdateRecord, dump_update, is_due
 from slime_rl.trainer.forward import LossFn, run
-from slime_rl.trainer.loss import MicroBatchResult, NonFiniteError, Objective, find_problem, reduce_metrics
+from slime_rl.trainer.loss import MicroBatchResult, NonFiniteError, Objective, find_problem, is_largest, reduce_metrics
 from slime_rl.trainer.shard import Shard
 from slime_rl.trainer.state import TrainState
 from slime_rl.trainer.timing import PhaseTimer
@@ -98,5 +98,6 @@ def public_names(metrics: dict[str, float]) -> dict[str, float]:
     return {name if "/" in name else f"train/{name}": float(value) for name, value in metrics.items()}
 
 
-def mean_of(values: list[float]) -> float:
-    return sum(values) / len(values)
+def over_updates(metrics: dict[str, list[float]]) -> dict[str, float]:
+    """Each metric's mean over the updates of a step; the maximum of those that are maxima."""
+    return {name: max(values) if is_largest(name) else sum(values) / len(values) for name, values in metrics.items()}

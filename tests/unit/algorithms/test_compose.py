@@ -89,12 +89,6 @@ def test_bad_use_is_named(algo: Make) -> None:
     with pytest.raises(ValueError, match="--use-kl-loss needs ref_log_probs"):
         compose_loss(algo(use_kl_loss=True), loss_batch(ref_log_probs=None), ppo_clip, none)
 
-    def scalar(config: Config, batch: LossBatch) -> LossOutput:
-        return LossOutput(loss=batch.log_probs.sum())
-
-    with pytest.raises(ValueError, match=r"one loss per token, shape \(33,\), got \(\)"):
-        compose_loss(algo(), loss_batch(), scalar, none)
-
 
 def test_supervised_training_has_no_engine_metrics(algo: Make) -> None:
     output = compose_loss(algo(), loss_batch(), POLICY_LOSSES.load("sft"), None)
@@ -139,3 +133,86 @@ def test_loss_gradient_and_metrics_do_not_depend_on_the_split(algo: Make, mode: 
         assert loss == pytest.approx(whole[0], rel=1e-12)
         torch.testing.assert_close(gradient, whole[1], rtol=1e-12, atol=1e-14)
         assert metrics == pytest.approx(whole[2], rel=1e-9, abs=1e-12)
+
+
+def plain(batch: LossBatch) -> torch.Tensor:
+    return -batch.advantages * batch.log_probs
+
+
+def in_place(config: Config, batch: LossBatch) -> LossOutput:
+    output = LossOutput(loss=plain(batch))
+    for numbers in (batch.mask, batch.advantages, batch.log_probs):
+        numbers.mul_(0)
+    return output
+
+
+def in_place_correction(config: Config, batch: LossBatch) -> OffPolicyOutput:
+    output = OffPolicyOutput(weights=torch.ones_like(batch.mask), mask=batch.mask.clone())
+    for numbers in (batch.mask, batch.advantages, batch.old_log_probs):
+        numbers.mul_(0)
+    return output
+
+
+def test_code_of_ones_own_may_change_the_batch_it_gets(algo: Make) -> None:
+    config = algo(policy_loss="own:loss", off_policy_correction="own:correction")
+    expected = compose_loss(config, loss_batch(), lambda config, batch: LossOutput(loss=plain(batch)), none)
+    got = compose_loss(config, loss_batch(), in_place, in_place_correction)
+    assert torch.equal(got.loss, expected.loss)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda b: None, r"--policy-loss own:loss: must return a LossOutput, got NoneType"),
+        (plain, "must return a LossOutput, got Tensor"),
+        (lambda b: LossOutput(loss=1.0), r"loss must be one real number per token, \(\d+,\), got float"),
+        (lambda b: LossOutput(loss=plain(b)[:, None]), r"loss must be one real number .* got \(\d+, 1\)"),
+        (lambda b: LossOutput(loss=plain(b).to(torch.complex64)), "loss must be one real number .*complex64"),
+        (lambda b: LossOutput(loss=plain(b).detach()), "the loss has no gradient, so nothing would be trained"),
+        (lambda b: LossOutput(loss=plain(b), metrics=[1.0]), "metrics must be a dict, got list"),
+        (lambda b: LossOutput(loss=plain(b), metrics={"m": 0.5}), "m must be one real number per token, .* got float"),
+        (lambda b: LossOutput(loss=plain(b), metrics={"loss": b.mask}), "a metric must not be called loss"),
+        (lambda b: LossOutput(loss=plain(b), metrics={"weight_sum": b.mask}), "a metric must not be called weight_sum"),
+    ],
+)
+def test_what_a_loss_of_ones_own_returns_is_checked(algo: Make, make: Callable[..., object], message: str) -> None:
+    config = algo(policy_loss="own:loss")
+    batch = loss_batch()
+    batch.log_probs.requires_grad_()
+    with pytest.raises(ValueError, match=message):
+        compose_loss(config, batch, lambda config, batch: make(batch), none)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda w, m: None, r"--off-policy-correction own:fix: must return a OffPolicyOutput, got NoneType"),
+        (
+            lambda w, m: OffPolicyOutput(weights=w[:, None], mask=m),
+            r"weights must be one real number .* got \(\d+, 1\)",
+        ),
+        (lambda w, m: OffPolicyOutput(weights=w.sum(), mask=m), r"weights must be one real number per token"),
+        (lambda w, m: OffPolicyOutput(weights=w, mask=m.sum()), r"mask must be one real number per token"),
+        (lambda w, m: OffPolicyOutput(weights=w * torch.nan, mask=m), "weights must be finite on tokens"),
+        (lambda w, m: OffPolicyOutput(weights=w, mask=m * torch.nan), "mask must be finite on tokens"),
+    ],
+)
+def test_what_a_correction_of_ones_own_returns_is_checked(
+    algo: Make, make: Callable[..., object], message: str
+) -> None:
+    config = algo(off_policy_correction="own:fix")
+    with pytest.raises(ValueError, match=message):
+        compose_loss(config, loss_batch(), ppo_clip, lambda config, b: make(torch.ones_like(b.mask), b.mask))  # type: ignore[arg-type]
+
+
+def test_a_maximum_is_over_trained_tokens_that_were_not_rejected(algo: Make) -> None:
+    batch, config = loss_batch(), algo(policy_loss="own:loss", off_policy_upper=1.3)
+
+    def loss(config: Config, batch: LossBatch) -> LossOutput:
+        return LossOutput(loss=plain(batch), metrics={"lowest_max": -1.0 - batch.mask})
+
+    output = compose_loss(config, batch, loss, icepop)
+    parts = token_metrics({"lowest_max": output.metrics["lowest_max"]}, batch.mask)
+    assert finish_metrics({name: float(value) for name, value in parts.items()})["lowest_max"] == -2.0
+    nothing = token_metrics({"lowest_max": output.metrics["lowest_max"]}, batch.mask * 0)
+    assert finish_metrics({name: float(value) for name, value in nothing.items()})["lowest_max"] == 0.0

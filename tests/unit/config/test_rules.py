@@ -122,6 +122,22 @@ def test_spread_filter_needs_a_group(tmp_path: Path) -> None:
         make_config(tmp_path, *flags, "--advantage-estimator", "reinforce")
 
 
+def test_wsd_needs_a_decay_that_fits_the_schedule(tmp_path: Path) -> None:
+    run = ["--lr-decay-style", "WSD", "--num-steps", "10", "--lr-warmup-updates", "4"]
+    make_config(tmp_path, *run, "--lr-wsd-decay-updates", "6")
+    with pytest.raises(ValueError, match="--lr-decay-style needs --lr-wsd-decay-updates"):
+        make_config(tmp_path, *run)
+    with pytest.raises(ValueError, match=r"--lr-wsd-decay-updates must be at most the 6 updates .* got 7"):
+        make_config(tmp_path, *run, "--lr-wsd-decay-updates", "7")
+    with pytest.raises(ValueError, match="--lr-wsd-decay-updates needs --lr-decay-style WSD"):
+        make_config(tmp_path, "--lr-wsd-decay-updates", "6")
+
+
+def test_a_policy_that_never_trains_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--critic-warmup-steps must be < --num-steps 5, or the policy never trains"):
+        make_config(tmp_path, "--advantage-estimator", "gae", "--num-steps", "5", "--critic-warmup-steps", "5")
+
+
 def test_warmup_must_end_before_the_schedule_does(tmp_path: Path) -> None:
     message = r"--lr-warmup-updates must be < the 10 updates of the schedule, got 10"
     with pytest.raises(ValueError, match=message):

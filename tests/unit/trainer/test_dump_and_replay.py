@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from benchmarks.trainer_cases import Job, free_ports, make_batch, make_checkpoint, make_config, open_worker, run_jobs
 from slime_rl.data.batches import RolloutBatch
 from slime_rl.data.ragged import Ragged
-from slime_rl.trainer.replay import find_updates, make_worker, replay_update
+from slime_rl.trainer.replay import find_updates, make_worker, read_config, replay_update
 from tools.replay_step import equal, run_workers
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -62,8 +66,6 @@ def test_tool_shows_that_the_logged_loss_comes_out_again(run_dir: Path) -> None:
 
 
 def test_tool_notices_other_weights(run_dir: Path, tmp_path: Path) -> None:
-    import shutil
-
     shutil.copytree(find_updates(run_dir, 1)[-1], tmp_path / "update")
     file = tmp_path / "update" / "rank_00000" / "tensors.safetensors"
     tensors = load_file(file)
@@ -121,3 +123,41 @@ def test_two_workers_dump_and_two_others_replay(run_dir: Path, tmp_path: Path, s
 def test_folder_without_a_dump_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no dump of a training update of step 3"):
         find_updates(tmp_path, 3)
+
+
+def with_record(**changes: Any) -> Callable[[Path], None]:
+    def change(update: Path) -> None:
+        file = update / "rank_00000" / "update.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+    return change
+
+
+def without_a_flag(update: Path) -> None:
+    content = json.loads((update / "config.json").read_text())
+    del content["algorithm"]["sapo_tau_pos"]
+    (update / "config.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (with_record(format=2), r"update\.json: must be a dump of format 1, got 2"),
+        (with_record(role="judge"), r"update\.json: role must be one of policy, critic, got 'judge'"),
+        (with_record(rows="all"), r"update\.json: rows must be of type list, got 'all'"),
+        (with_record(rows=[0, 99]), r"update\.json: rows must be 0\.\.11, .* got 99"),
+        (lambda u: (u / "rank_00000/update.json").write_text("[1]"), r"update\.json: must be a dump .* got 'list'"),
+        (lambda u: (u / "rank_00000/update.json").write_text('{"role": "pol'), r"update\.json: cannot be read"),
+        (lambda u: (u / "rank_00000/tensors.safetensors").write_bytes(b"cut"), r"tensors\.safetensors: cannot be read"),
+        (lambda u: (u / "rank_00000/tensors.safetensors").unlink(), r"tensors\.safetensors: cannot be read"),
+        (lambda u: (u / "config.json").unlink(), r"config\.json: cannot be read"),
+        (without_a_flag, r"config\.json: another version of slime_rl wrote it: algorithm\.sapo_tau_pos is missing"),
+    ],
+)
+def test_a_damaged_dump_is_named(run_dir: Path, tmp_path: Path, damage: Callable[[Path], Any], message: str) -> None:
+    update = shutil.copytree(find_updates(run_dir, 1)[-1], tmp_path / "update")
+    damage(update)
+    with pytest.raises(ValueError, match=message):
+        read_config(find_updates(tmp_path, None)[0])
+        with open_worker(make_config(run_dir / "model")) as worker:
+            replay_update(worker, update)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -44,12 +47,26 @@ def test_distillation_moves_the_policy_to_the_teacher(model_path: Path, tmp_path
         assert float(moved.mean()) > 0
 
 
-def test_teacher_of_another_shape_is_refused(model_path: Path, tmp_path: Path) -> None:
-    make_checkpoint(tmp_path / "teacher", num_hidden_layers=1)
-    flags = ["--policy-loss", "distillation", "--teacher-load", str(tmp_path / "teacher")]
+@pytest.mark.parametrize(
+    ("flags", "change", "named"),
+    [
+        ("--policy-loss distillation --teacher-load", {"tie_word_embeddings": True}, "its tie_word_embeddings is True"),
+        ("--policy-loss distillation --teacher-load", {"rms_norm_eps": 0.5}, "its rms_norm_eps is 0.5"),
+        ("--use-kl-loss --ref-load", {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}, "rope_theta"),
+        ("--use-kl-loss --ref-load", {"vocab_size": 7}, "its vocab_size is 7"),
+    ],
+)
+def test_a_model_of_another_architecture_is_refused(
+    model_path: Path, tmp_path: Path, flags: str, change: dict[str, Any], named: str
+) -> None:
+    """It is computed in the policy's modules, which would give other numbers than its own."""
+    other = shutil.copytree(model_path, tmp_path / "other")
+    content = json.loads((other / "config.json").read_text()) | change
+    (other / "config.json").write_text(json.dumps(content))
+    flag = flags.split()[-1]
     with (
-        pytest.raises(ValueError, match="--teacher-load must have the shape of --hf-checkpoint: its num_hidden_layers"),
-        open_worker(make_config(model_path, *flags)),
+        pytest.raises(ValueError, match=f"{flag} must have the architecture of --hf-checkpoint.*{named}"),
+        open_worker(make_config(model_path, *flags.split(), str(other))),
     ):
         pass
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 
 from benchmarks.tiny_models import LLAMA3
 from benchmarks.trainer_cases import make_batch, make_checkpoint, make_config, open_worker
+from slime_rl.algorithms.batch import LossOutput
 from slime_rl.data.batches import RolloutBatch
 from slime_rl.data.ragged import Ragged
 from slime_rl.trainer.torch_dist import TorchDistReader
@@ -197,6 +199,66 @@ def test_offloaded_state_comes_back_unchanged(model_path: Path) -> None:
         without = worker.train(1, batches[1])
     for name in ("train/loss", "train/grad_norm", "train/entropy"):
         assert with_break[name] == without[name]
+
+
+SCHEDULES = {  # rates of 8 updates at --lr 1, --min-lr 0.1, 2 of them warm-up
+    "constant": [0, 0.5, 1, 1, 1, 1, 1, 1],
+    "linear": [0, 0.5, 1, 0.85, 0.7, 0.55, 0.4, 0.25],
+    "cosine": [0, 0.5, 1, *(0.1 + 0.45 * (1 + math.cos(math.pi * k / 6)) for k in range(1, 6))],
+    "inverse-square-root": [0, 0.5, 1, *((2 / k) ** 0.5 for k in range(3, 8))],
+    "WSD": [0, 0.5, 1, 1, 1, 0.775, 0.55, 0.325],
+}
+
+
+@pytest.mark.parametrize("style", SCHEDULES)
+def test_learning_rates_of_every_schedule(model_path: Path, style: str) -> None:
+    flags = ["--lr-decay-style", style, "--lr", "1", "--min-lr", "0.1", "--lr-warmup-updates", "2", "--num-steps", "4"]
+    if style == "WSD":
+        flags += ["--lr-wsd-decay-updates", "4", "--lr-wsd-decay-style", "linear"]
+    with open_worker(make_config(model_path, *flags, "--num-updates-per-rollout", "2")) as worker:
+        from slime_rl.trainer.optimizer import learning_rate
+
+        scheduler, optimizer = worker.state.scheduler, worker.state.optimizer
+        rates = []
+        for _ in range(8):
+            rates.append(learning_rate(optimizer))
+            scheduler.step(1)
+    assert rates == pytest.approx(SCHEDULES[style])
+
+
+class ChangingMetrics:
+    """A loss whose metrics are others in every second micro-batch."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, config: Any, batch: Any) -> Any:
+        self.calls += 1
+        metrics = {"own": batch.mask} if self.calls % 2 else {}
+        return LossOutput(loss=-batch.advantages * batch.log_probs, metrics=metrics)
+
+
+changing_metrics = ChangingMetrics()
+
+
+def test_metrics_of_some_micro_batches_are_refused(model_path: Path) -> None:
+    config = make_config(model_path, "--policy-loss", "test_train_worker:changing_metrics", "--micro-batch-size", "2")
+    with open_worker(config) as worker, pytest.raises(ValueError, match="metrics must have the same names for every"):
+        worker.train(0, make_batch())
+
+
+def longest_log_prob(config: Any, batch: Any) -> Any:
+    return LossOutput(loss=-batch.advantages * batch.log_probs, metrics={"steps_max": -1.0 - batch.mask * COUNT.pop()})
+
+
+COUNT = [5.0, 1.0]
+
+
+def test_maxima_of_a_step_are_over_its_updates(model_path: Path) -> None:
+    flags = ["--policy-loss", "test_train_worker:longest_log_prob", "--num-updates-per-rollout", "2"]
+    flags += ["--max-tokens-per-worker", "4096"]
+    with open_worker(make_config(model_path, *flags)) as worker:
+        assert worker.train(0, make_batch(updates=2))["train/steps_max"] == -2.0
 
 
 def with_log_prob(batch: RolloutBatch, sample: int, value: float) -> RolloutBatch:
