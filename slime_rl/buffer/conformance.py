@@ -190,7 +190,7 @@ def lets_go_of_groups_that_are_too_old(make: MakeBuffer) -> None:
 
 def refuses_ways_that_are_not_in_the_ledger(make: MakeBuffer) -> None:
     buffer = make()
-    group = fill(buffer.reserve(1)[0])
+    group, another = (fill(group) for group in buffer.reserve(2))
     buffer.admit(group)
     refuses(lambda: buffer.admit(group), "admit a group twice")
     refuses(lambda: buffer.requeue(group), "requeue a generated group")
@@ -198,7 +198,11 @@ def refuses_ways_that_are_not_in_the_ledger(make: MakeBuffer) -> None:
     buffer.take(0, 1)
     buffer.commit(0)
     refuses(lambda: buffer.commit(0), "commit a step twice")
+    buffer.admit(another)
+    refuses(lambda: buffer.take(0, 1), "take a step that is committed")
     refuses(lambda: buffer.admit(group), "admit a committed group")
+    refuses(lambda: buffer.drop(group, "late"), "drop a committed group")
+    refuses(lambda: buffer.requeue(group), "requeue a committed group")
     stranger = Group(group_index=10_000, source_index=0, epoch=0, samples=group.samples)
     refuses(lambda: buffer.admit(stranger), "admit a group that was never reserved")
     expect(buffer.counts().get("committed") == 1, "counts() has 1 under 'committed'", buffer.counts())
@@ -234,6 +238,58 @@ def resumes_with_every_group_accounted_for(make: MakeBuffer) -> None:
     expect(resumed.counts().get("dropped/bad") == 1, "drop counters survive", resumed.counts())
     expect([repr(g) for g in resumed.take(1, 2)] == [repr(g) for g in taken], "step 1 trains on the same groups", taken)
     expect(indices(resumed.reserve(3))[:2] == indices(groups)[5:8:2], "waiting groups come back first", groups)
+
+
+def goes_back_to_a_saved_state_in_place(make: MakeBuffer) -> None:
+    """What happens to the running buffer when trainers are lost and the run returns to its checkpoint."""
+    buffer = make()
+    groups = buffer.reserve(4)
+    for group in groups[:3]:
+        buffer.admit(fill(group))
+    buffer.requeue(groups[3])
+    saved = through_disk(buffer.state_dict())
+    counts = buffer.counts()
+    for _ in range(2):
+        taken = buffer.take(0, 2)
+        buffer.commit(0)
+        buffer.drop(buffer.reserve(3)[0], "later")
+        buffer.load_state_dict(copy.deepcopy(saved))
+        expect(buffer.counts() == counts, f"nothing is left of what came after the state: {counts}", buffer.counts())
+        expect(
+            [repr(g) for g in buffer.take(0, 2)] == [repr(g) for g in taken], "the step trains the same groups", taken
+        )
+        buffer.load_state_dict(copy.deepcopy(saved))
+        again = buffer.reserve(2)
+        expect(indices(again) == [3, 4], "waiting groups first, then the next number", indices(again))
+        buffer.load_state_dict(copy.deepcopy(saved))
+
+
+def numbers_groups_and_samples_uniquely_through_resumes(make: MakeBuffer) -> None:
+    buffer = make()
+    seen: list[tuple[int, int]] = []
+    for step in range(3):
+        for group in buffer.reserve(3):
+            buffer.admit(fill(group))
+        seen += [(g.group_index, s.index) for g in buffer.take(step, 3) for s in g.samples]
+        buffer.commit(step)
+        resumed = make()
+        resumed.load_state_dict(through_disk(buffer.state_dict()))
+        buffer = resumed
+    expect(len({group for group, _ in seen}) == 9, "no group_index is given twice", seen)
+    expect(len({sample for _, sample in seen}) == len(seen), "no sample index is given twice", seen)
+    expect(buffer.counts().get("committed") == 9, "committed groups are counted over resumes", buffer.counts())
+
+
+def saves_without_changing_anything(make: MakeBuffer) -> None:
+    buffer = make()
+    for group in buffer.reserve(5):
+        buffer.admit(fill(group))
+    taken, counts = buffer.take(0, 2), buffer.counts()
+    first, second = (json.dumps(through_disk(buffer.state_dict()), default=repr) for _ in range(2))
+    expect(first == second, "state_dict() twice gives the same state", second)
+    expect(buffer.counts() == counts, f"saving leaves the counts as they are: {counts}", buffer.counts())
+    expect(indices(buffer.take(0, 2)) == indices(taken), "a step that was taken stays taken", indices(taken))
+    buffer.commit(0)
 
 
 def trains_each_prompt_once_through_random_kills(make: MakeBuffer) -> None:
@@ -280,6 +336,9 @@ CHECKS = (
     refuses_ways_that_are_not_in_the_ledger,
     comes_back_from_offload_unchanged,
     resumes_with_every_group_accounted_for,
+    goes_back_to_a_saved_state_in_place,
+    numbers_groups_and_samples_uniquely_through_resumes,
+    saves_without_changing_anything,
     trains_each_prompt_once_through_random_kills,
 )
 
