@@ -150,7 +150,7 @@ class DumpedBuffer:
             raise ValueError(
                 f"{self.dumps.path(step)} holds {len(groups)} groups, but --rollout-batch-size is {num_groups}"
             )
-        highest = max(max(sample.tokens) for group in groups for sample in group.samples)
+        highest = max(max(sample.tokens, default=-1) for group in groups for sample in group.samples)
         if self._vocab_size is not None and highest >= self._vocab_size:
             raise ValueError(
                 f"{self.dumps.path(step)} has token {highest}, but --hf-checkpoint {self.config.model.hf_checkpoint} "
@@ -160,6 +160,8 @@ class DumpedBuffer:
         return groups
 
     def commit(self, step: int) -> None:
+        if step not in self._admitted:
+            raise ValueError(f"step {step} cannot be committed: no groups were taken for it")
         self._num_committed += self._admitted.pop(step)
 
     def counts(self) -> dict[str, int]:
@@ -170,6 +172,7 @@ class DumpedBuffer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Any run's checkpoint will do: the trainer goes on from it, and the steps come from the dumps."""
+        self._admitted = {}
 
     def offload(self) -> None: ...
 

@@ -81,10 +81,11 @@ class LedgerBuffer:
     def admit(self, group: Group) -> None:
         if not group.samples:
             raise ValueError(f"group {group.group_index} has no samples, so it cannot train")
-        nbytes = check_and_weigh(group)
+        nbytes, summary = check_and_weigh(group), summarise(group)
+        rank = self._rank(summary)
         self.ledger.generate(group.group_index)
         self._count_attempts(group)
-        self._enter(summarise(group))
+        self._enter(summary, rank)
         self.payloads.put(group, nbytes)
 
     def requeue(self, group: Group) -> None:
@@ -229,7 +230,8 @@ class LedgerBuffer:
         with part_of_state("payloads"):
             for at in range(0, len(generated), 256):
                 for group in self.payloads.get_many(generated[at : at + 256]):
-                    self._enter(summarise(group))
+                    summary = summarise(group)
+                    self._enter(summary, self._rank(summary))
 
     def _new_groups(self, count: int) -> list[Group]:
         """The source's next prompts as groups that are not in the ledger yet."""
@@ -279,9 +281,22 @@ class LedgerBuffer:
     def _count_attempts(self, group: Group) -> None:
         self._records[group.group_index] = self._records[group.group_index]._replace(attempts=group.attempts)
 
-    def _enter(self, summary: GroupSummary) -> None:
+    def _rank(self, summary: GroupSummary) -> Any:
+        """The key of a Ranking, which may be the user's own; None with another filter."""
+        if not isinstance(self.filter, Ranking):
+            return None
+        try:
+            rank = self.filter.key(summary)
+            bool(rank < rank)  # what cannot be compared would be found out in the middle of a change
+        except Exception as error:  # code of the user may raise anything
+            flag = f"--buffer-filter-path {self.config.buffer.buffer_filter_path}"
+            where = f"for group {summary.group_index}"
+            raise ValueError(f"{flag}: its key raised {type(error).__name__}: {error}, {where}") from error
+        return rank
+
+    def _enter(self, summary: GroupSummary, rank: Any) -> None:
         if isinstance(self.filter, Ranking):
-            self._ranked.add(summary.group_index, self.filter.key(summary))
+            self._ranked.add(summary.group_index, rank)
         if summary.oldest_version >= 0:
             self._by_version.add(summary.group_index, summary.oldest_version)
 

@@ -180,7 +180,7 @@ class GroupRunner:
             own_code(reward_flag(self.config), f", for group {group}; {_DROP_HINT}"),
             current_runtime().trace.span("rewards", "reward", group=group),
         ):
-            values = await self.reward(self.config, samples)
+            values = await self.reward(self.config, list(samples))  # a list of its own, that it may empty
         self.reward_seconds += time.monotonic() - started
         set_rewards(self.config, samples, values)
 

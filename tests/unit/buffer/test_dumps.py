@@ -5,14 +5,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from factories import make_config
 
 from slime_rl.buffer.conformance import fill
 from slime_rl.buffer.dumps import DumpedBuffer, RolloutDumps, check_dumped_steps, open_dumps
 from slime_rl.buffer.ledger_buffer import LedgerBuffer
 from slime_rl.buffer.opening import open_buffer
+from slime_rl.buffer.packed import PackedGroups
 from slime_rl.buffer.sources import FilePromptSource
 from slime_rl.config import Config, parse_config
+from slime_rl.data.tensor_file import write_tensors
 from slime_rl.rollout.dumped import dumped_groups
 from slime_rl.rollout.group_loop import rollout_function_name
 from slime_rl.types import Group
@@ -118,3 +121,30 @@ def test_dumps_can_be_looked_into(tmp_path: Path, capsys: pytest.CaptureFixture[
     ]
     assert inspect_buffer([str(tmp_path / "dumps"), "--group", "3"]) == 0
     assert "response: 'text 7'" in capsys.readouterr().out
+
+
+def test_a_dump_that_is_damaged_or_of_something_else_is_named(tmp_path: Path) -> None:
+    dump_steps(tmp_path, tmp_path / "dumps", 1)
+    dumps = RolloutDumps(tmp_path / "dumps")
+    flat = PackedGroups.load(dumps.path(0)).to_flat()
+    flat = {name: tensor.clone() for name, tensor in flat.items()}
+    less = {name: tensor for name, tensor in flat.items() if name != "groups/group_index"}
+    write_tensors(dumps.path(1), less)
+    write_tensors(dumps.path(2), {**flat, "groups/text/values": torch.zeros_like(flat["groups/text/values"])})
+    write_tensors(dumps.path(3), {"weights": torch.zeros(3)})
+    dumps.path(4).write_bytes(dumps.path(0).read_bytes()[:100])
+    for step in (1, 2, 3, 4):
+        with pytest.raises(ValueError, match=rf"step_0000000{step}.safetensors: not a dumped step: "):
+            dumps.read(step)
+
+
+def test_a_dumped_step_is_committed_once_and_forgotten_when_the_run_goes_back(tmp_path: Path) -> None:
+    dump_steps(tmp_path, tmp_path / "dumps", 2)
+    buffer = DumpedBuffer(replaying(tmp_path, tmp_path / "dumps"))
+    buffer.take(0, 2)
+    buffer.commit(0)
+    with pytest.raises(ValueError, match="step 0 cannot be committed: no groups were taken for it"):
+        buffer.commit(0)
+    buffer.take(1, 2)
+    buffer.load_state_dict(buffer.state_dict())
+    assert buffer.counts()["admitted"] == 0

@@ -7,6 +7,7 @@ import pytest
 from factories import make_config, write_prompts
 
 from slime_rl.buffer.conformance import fill, indices, through_disk
+from slime_rl.buffer.filters import Ranking
 from slime_rl.buffer.ledger_buffer import LedgerBuffer
 from slime_rl.buffer.sources import FilePromptSource
 from slime_rl.config import Config
@@ -343,3 +344,41 @@ def test_what_finished_beyond_a_step_trains_in_the_next_ones_also_after_a_resume
     assert len(buffer) == 4
     assert [group for group, _, _ in train(buffer, 1, 3)] == [3, 4, 5]
     assert indices(buffer.take(2, 1)) == [6]
+
+
+BROKEN_KEY = Ranking(lambda summary: 1 / (summary.group_index - 1))
+NO_ORDER = Ranking(lambda summary: {"group": summary.group_index})
+
+
+@pytest.mark.parametrize(("name", "error"), [("BROKEN_KEY", "ZeroDivisionError"), ("NO_ORDER", "TypeError")])
+def test_a_ranking_whose_key_fails_is_named_before_the_account_changes(tmp_path: Path, name: str, error: str) -> None:
+    buffer = make_buffer(tmp_path, "--buffer-filter-path", f"{__name__}:{name}")
+    groups = [fill(group) for group in buffer.reserve(2)]
+    with pytest.raises(ValueError, match=f"--buffer-filter-path {__name__}:{name}: its key raised {error}.*group 1"):
+        for group in groups[name == "NO_ORDER" :]:
+            buffer.admit(group)
+    assert buffer.counts()["reserved"] >= 1
+    buffer.drop(groups[1], "unranked")
+
+
+def test_a_step_that_is_committed_takes_no_more_groups(tmp_path: Path) -> None:
+    buffer = make_buffer(tmp_path)
+    train(buffer, 0, 2)
+    for group in buffer.reserve(2):
+        buffer.admit(fill(group))
+    for again in (buffer, resume(tmp_path, buffer)):
+        with pytest.raises(ValueError, match="step 0 cannot take groups: step 0 is committed already"):
+            again.take(0, 2)
+        with pytest.raises(ValueError, match="step 1 cannot take -1 groups"):
+            again.take(1, -1)
+        assert len(again) == 2
+
+
+def test_a_step_of_another_size_after_a_resume_begins_with_what_it_had_taken(tmp_path: Path) -> None:
+    buffer = make_buffer(tmp_path, "--buffer-filter-path", "freshest_first")
+    for number, group in enumerate(buffer.reserve(5)):
+        buffer.admit(fill_with_version(group, number))
+    assert indices(buffer.take(0, 2)) == [4, 3]
+    resumed = resume(tmp_path, buffer, "--buffer-filter-path", "freshest_first")
+    assert indices(resumed.take(0, 3)) == [4, 3, 2]
+    assert indices(resumed.take(1, 2)) == [1, 0]
