@@ -19,6 +19,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from slime_rl.buffer.dumps import RolloutDumps
 from slime_rl.buffer.filters import reward_std, summarise
 from slime_rl.buffer.ledger import Ledger, State
@@ -220,6 +222,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             print("\n".join(summary_lines(args.run, checkpoint, state)))
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 1
+    except (KeyError, TypeError, AttributeError, IndexError, OSError, SafetensorError) as error:
+        # A damaged state, or a spilled file that went while it was looked at.
+        what = f"it has no {error}" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
+        print(f"error: {args.run}: what is there cannot be read: {what}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 0

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 from types import ModuleType
 
@@ -107,3 +108,28 @@ def test_watch_prints_the_live_counts_again_and_again_until_it_is_interrupted(
     out = capsys.readouterr().out
     assert waits == [2.5, 2.5]
     assert out.index("live, step 4: waiting 2") < out.index("live, step 7: waiting 5")
+
+
+def test_a_damaged_state_is_one_line_that_names_the_run(
+    tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path)
+    path = run / "checkpoints" / "step_00000001" / "buffer.json"
+    whole = json.loads(path.read_text())
+    for damaged in (
+        {**whole, "ledger": {}},
+        {**whole, "payloads": [{}]},
+        {**whole, "payloads": 3},
+        {**whole, "replay": None},
+        {"ledger": 1},
+    ):
+        path.write_text(json.dumps(damaged))
+        for flags in ([], ["--groups"]):
+            code = tool.main([str(run), *flags])
+            err = capsys.readouterr().err
+            assert code == 0 or (err.startswith("error: ") and str(run) in err and err.count("\n") == 1), err
+    (run / "buffer_spill").mkdir()
+    (run / "buffer_spill" / "segment_000001.safetensors").write_bytes(b"cut")
+    path.write_text(json.dumps(whole))
+    assert tool.main([str(run), "--groups"]) == 1
+    assert "what is there cannot be read: SafetensorError" in capsys.readouterr().err
