@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from slime_rl.config.model_folder import weight_files
+from slime_rl.data.write_behind import WriteBehind
 
 _DTYPE_NAMES = {
     torch.float64: "F64",
@@ -99,10 +99,11 @@ def write_safetensors(file: Path, infos: list[TensorInfo], tensors: Iterable[Ten
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # so that the data is aligned
     with open(file, "wb") as opened:
+        behind = WriteBehind(opened)
         opened.write(struct.pack("<Q", len(text)) + text)
         for info, tensor in zip(infos, tensors, strict=True):
             if (tensor.dtype, tuple(tensor.shape)) != (info.dtype, info.shape):
                 raise ValueError(f"{info.name} must be {info.dtype} {info.shape}, got {tensor.dtype} {tensor.shape}")
             opened.write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
-        opened.flush()
-        os.fsync(opened.fileno())
+            behind.advance()
+        behind.finish()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import mmap
-import os
 import pickle
 import zipfile
 from collections.abc import Iterable
@@ -31,6 +30,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from slime_rl.data.write_behind import WriteBehind
 from slime_rl.trainer.saved_tensor import saved_tensor
 
 METADATA, FORMAT_FILE, COMMON = ".metadata", "metadata.json", "common.pt"
@@ -61,6 +61,7 @@ class TorchDistFile:
     def __init__(self, folder: Path, rank: int) -> None:
         self.name = f"__{rank}_0.distcp"
         self._file = open(folder / self.name, "wb")  # noqa: SIM115 (closed in __exit__)
+        self._behind = WriteBehind(self._file)
         self.boxes: list[Written] = []
 
     def __enter__(self) -> TorchDistFile:
@@ -69,8 +70,7 @@ class TorchDistFile:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
             if error is None:
-                self._file.flush()
-                os.fsync(self._file.fileno())
+                self._behind.finish()
         finally:
             self._file.close()
 
@@ -80,6 +80,7 @@ class TorchDistFile:
         start = self._file.tell()
         torch.save(tensor.reshape(sizes).contiguous(), self._file)
         length = self._file.tell() - start
+        self._behind.advance()
         self.boxes.append(Written(key, whole, offsets, sizes, tensor.dtype, self.name, start, length))
 
 
