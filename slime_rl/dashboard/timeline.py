@@ -33,9 +33,9 @@ class Timeline:
         self._steps: dict[Path, LineFile[tuple[int, float, float]]] = {}
 
     def files(self) -> list[Path]:
-        """The driver's first, then those of trainers, then the others."""
-        order = {"driver": 0, "trainer": 1, "critic": 2}
-        return sorted(self.folder.glob("*.jsonl"), key=lambda p: (order.get(p.stem.split("_")[0], 3), len(p.stem), p))
+        """The driver's first, then those of trainers and engines, then the others."""
+        order = {"driver": 0, "trainer": 1, "critic": 2, "engine": 3}
+        return sorted(self.folder.glob("*.jsonl"), key=lambda p: (order.get(p.stem.split("_")[0], 4), len(p.stem), p))
 
     def steps(self) -> dict[int, tuple[float, float]]:
         """Training step -> from the end of the step before to its own end, by the clock of the first trainer."""

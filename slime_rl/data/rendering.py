@@ -34,7 +34,11 @@ def token_texts(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
 
     A character of several tokens is its last token's; the others add nothing.
     """
-    texts: list[str] = []
+    alone = {token: tokenizer.decode([token]) for token in set(tokens)}
+    texts = [alone[token] for token in tokens]
+    if "".join(texts) == tokenizer.decode(list(tokens)):
+        return texts  # as nearly always; what follows takes two calls for each token
+    texts = []
     start = end = 0  # the token before and the first that is not told yet: what a token adds depends on the one before
     for i in range(len(tokens)):
         before, now = tokenizer.decode(tokens[start:end]), tokenizer.decode(tokens[start : i + 1])

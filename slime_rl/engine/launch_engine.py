@@ -1,10 +1,10 @@
 """The program that becomes an SGLang server, or that asks the installed SGLang about arguments.
 
     python -m slime_rl.engine.launch_engine serve cpu [sglang arguments]      a server on CPU; cpu-seeded: with seeds
-    python -m slime_rl.engine.launch_engine serve cuda [sglang arguments]     a server on CUDA with an API key
+    python -m slime_rl.engine.launch_engine serve cuda [sglang arguments]     a server on CUDA with API key or trace
     python -m slime_rl.engine.launch_engine check DEVICE [sglang arguments]   one JSON object about the arguments
 
-A server on CUDA without a key is plain `sglang.launch_server`. This is the one place where the CPU's stand-ins come in.
+A server on CUDA without either is plain `sglang.launch_server`. Here alone do the CPU's stand-ins come in.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import json
 import sys
 from typing import NoReturn
 
+from slime_rl.engine import traced_requests
 from slime_rl.engine.api_key import with_key
+from slime_rl.engine.traced_requests import without_trace
 
 
 class RaisingParser(argparse.ArgumentParser):
@@ -38,17 +40,19 @@ def check(argv: list[str]) -> dict[str, object]:
 
 def serve(kind: str, argv: list[str]) -> None:
     """Run the server until it is shut down."""
+    argv, trace = without_trace(argv)
     if kind == "cuda":
         from sglang.launch_server import run_server
         from sglang.srt.plugins import load_plugins
         from sglang.srt.server_args import prepare_server_args
 
         load_plugins()
+        traced_requests.install(trace)
         run_server(prepare_server_args(argv))
         return
     from slime_rl.engine.cpu import launch
 
-    launch.serve(argv, seeded=kind == "cpu-seeded")
+    launch.serve(argv, seeded=kind == "cpu-seeded", trace=trace)
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ from slime_rl.engine.environment import engine_environment
 from slime_rl.engine.ports import free_port
 from slime_rl.engine.process import SupervisedProcess
 from slime_rl.engine.supervise import SGLANG_SHM_PREFIX
+from slime_rl.engine.traced_requests import trace_arguments
 
 logger = logging.getLogger(__name__)
 
@@ -122,9 +123,10 @@ class EngineServer:
         key = key_file_arguments(self.config.engine.engine_api_key_file)
         if device == "cuda":
             kind = "cuda"
-        is_plain = device == "cuda" and not key
+        trace = trace_arguments(self.config, self.log_path.stem)
+        is_plain = device == "cuda" and not key and not trace
         program = ["sglang.launch_server"] if is_plain else ["slime_rl.engine.launch_engine", "serve", kind]
-        arguments = [*sglang_arguments(self.config, self.index, device, self.host, port), *key]
+        arguments = [*sglang_arguments(self.config, self.index, device, self.host, port), *key, *trace]
         self._process = SupervisedProcess(
             [sys.executable, "-m", *program, *arguments],
             engine_environment(

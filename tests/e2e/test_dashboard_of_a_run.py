@@ -11,7 +11,7 @@ from e2e_runs import base_flags, start_train
 
 VIEWS = {
     "overview": ["accuracy · heldout", "rollout/reward_mean", "train/loss"],
-    "time": ["driver · phases", "trainer_0 · training", "rollout · requests", "idle: a bubble"],
+    "time": ["driver · phases", "trainer_0 · training", "engine_0 · requests", "rollout · requests", "idle: a bubble"],
     "data": ["response length", "age of trained tokens", "8 samples (--log-samples)", "committed"],
     "engines": ["serving", "none: no engine, router or worker was replaced", "engine_0.log"],
     "rollouts&colour=ratio": ["4 samples logged", "furthest from 1 on this page"],

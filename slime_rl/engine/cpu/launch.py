@@ -11,7 +11,9 @@ import gc
 import importlib
 import multiprocessing
 import os
+from pathlib import Path
 
+from slime_rl.engine import traced_requests
 from slime_rl.engine.cpu import imports, stand_ins
 
 # Imported before the fork, so that the children share the pages.
@@ -22,10 +24,10 @@ SHARED_MODULES = (
 )
 
 
-def serve(argv: list[str], *, seeded: bool) -> None:
+def serve(argv: list[str], *, seeded: bool, trace: Path | None = None) -> None:
     """Run the server with the arguments of `sglang.launch_server`; returns when it has shut down.
 
-    With `seeded`, requests are sampled by their own `sampling_seed`.
+    With `seeded`, requests are sampled by their own `sampling_seed`. `trace` is where spans of requests go.
     """
     imports.keep_out_unused(_model_path(argv))
     stand_ins.install()
@@ -48,6 +50,7 @@ def serve(argv: list[str], *, seeded: bool) -> None:
         from slime_rl.engine.cpu import seeded_sampling
 
         seeded_sampling.install()
+    traced_requests.install(trace)
     from sglang.launch_server import run_server
     from sglang.srt.server_args import prepare_server_args
     from sglang.srt.utils import kill_process_tree

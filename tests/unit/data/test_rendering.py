@@ -69,7 +69,10 @@ def test_what_does_not_go_together_is_refused() -> None:
 class ByteTokenizer:
     """One token per byte of UTF-8; a first token that is a space is left out, as SentencePiece does."""
 
+    num_calls = 0
+
     def decode(self, tokens: list[int]) -> str:
+        self.num_calls += 1
         return bytes(tokens).decode("utf-8", errors="replace").removeprefix(" ")
 
 
@@ -83,3 +86,9 @@ def test_bytes_that_are_no_character_have_texts_too() -> None:
     texts = token_texts(ByteTokenizer(), [0xF0] * 30)
     assert len(texts) == 30 and "".join(texts) == "\ufffd" * 30
     assert token_texts(ByteTokenizer(), list("né".encode()[:-1])) == ["n", "\ufffd"]
+
+
+def test_text_of_whole_characters_takes_a_call_for_each_kind_of_token() -> None:
+    tokenizer = ByteTokenizer()
+    assert token_texts(tokenizer, list(b"abab" * 500)) == ["a", "b"] * 1000
+    assert tokenizer.num_calls == 3
