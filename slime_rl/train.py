@@ -47,6 +47,7 @@ class Run:
     accuracies: list[tuple[int, float]] = field(default_factory=list)  # (finished steps, accuracy of the first set)
     engine_version: int | None = None  # what the engines serve now; None before the first sync
     evaluating: tuple[int, Any] | None = None  # (finished steps, reference) of the evaluation that is under way
+    unsaved: int | None = None  # finished steps that no checkpoint has yet, where nothing has changed since they ended
 
     def evaluate(self, step: int, *, wait: bool = True) -> None:
         """Score the held-out prompts with the weights after `step` finished steps.
@@ -108,6 +109,21 @@ class Run:
         self.trackers.rewind(step)
         return step
 
+    def save_before_leaving(self) -> None:
+        """Where checkpoints are written, an error or a signal between two of them takes no finished step away."""
+        step, self.unsaved = self.unsaved, None
+        if step is None or self.config.checkpoint.save_interval is None:
+            return
+        try:
+            self.cluster.save(step)
+            self.cluster.saver.wait()
+        except Exception as error:  # what ended the run is what must be told
+            self.console.message(f"could not save the {step} finished steps: {type(error).__name__}: {error}")
+        else:
+            self.console.message(
+                f"saved the {step} finished steps; --load {self.config.checkpoint_dir} goes on from there"
+            )
+
     @property
     def reached_target(self) -> bool:
         target = self.config.train.stop_at_eval_accuracy
@@ -133,6 +149,9 @@ def train(run: Run) -> int:
             return train_from(run, start)
         except TrainWorkerLost as error:
             start = run.start_again(error)
+        except BaseException:
+            run.save_before_leaving()
+            raise
 
 
 def train_from(run: Run, start: int) -> int:
@@ -152,6 +171,7 @@ def train_from(run: Run, start: int) -> int:
         with timer.phase("rollout"):
             cluster.rollout.submit_through(step + config.rollout.rollout_ahead)
             taken = cluster.rollout.take(step)
+        run.unsaved = None
         with timer.phase("train"), cluster.training():
             values = cluster.critic.train(step, taken["batch"]) if cluster.critic else None
             metrics = cluster.actor.train(step, taken["batch"], values)
@@ -160,7 +180,9 @@ def train_from(run: Run, start: int) -> int:
         with timer.phase("commit"):
             cluster.rollout.commit(step)
         cluster.saver.poll()
+        run.unsaved = finished
         if _save_is_due(config, finished):
+            run.unsaved = None
             with timer.phase("save"):
                 cluster.save(finished)
         if config.train.loss != "sft":  # supervised steps need no engine; an evaluation asks for the weights itself

@@ -67,6 +67,45 @@ def calls_of(tmp_path: Path, *flags: str, start: int = 0, ends: tuple[bool, ...]
     return calls
 
 
+class StopsAtStepTwo(RolloutRecorder):
+    """Its third step is never generated."""
+
+    def take(self, step: int) -> Any:
+        if step == 2:
+            raise KeyboardInterrupt
+        return self._answers["take"]
+
+
+def stopped(tmp_path: Path, *flags: str, in_training: bool = False) -> list[str]:
+    """What a run of 5 steps calls that is interrupted while it generates (or trains) its third step."""
+    calls: list[str] = []
+    config = make_config(tmp_path, "--num-steps", "5", *flags)
+    taken = {"batch": None, "metrics": {}, "samples": [], "texts": []}
+    cluster = Recorder("", calls, {"restore": 0, "sync_weights": {}})
+    cluster.training, cluster.fault_metrics, cluster.critic = contextlib.nullcontext, dict, None
+    cluster.rollout = (RolloutRecorder if in_training else StopsAtStepTwo)("", [], {"take": taken})
+
+    def train_step(step: int, *_: Any) -> dict[str, float]:
+        if step == 2:
+            raise KeyboardInterrupt
+        return {}
+
+    cluster.actor = Recorder("", [], {"token_log": {}})
+    cluster.actor.train = train_step
+    cluster.saver, quiet = Recorder("", [], {}), Recorder("", [], {})
+    run = Run(config, cluster, quiet, quiet, PhaseTimer(), SimpleNamespace(peak_gib=1.0))  # type: ignore[arg-type]
+    with pytest.raises(KeyboardInterrupt):
+        train(run)
+    return [call for call in calls if call.startswith("save")]
+
+
+def test_finished_steps_are_saved_when_the_run_is_ended_between_two_checkpoints(tmp_path: Path) -> None:
+    assert stopped(tmp_path, "--save-interval", "4") == ["save(2)"]
+    assert stopped(tmp_path, "--save-interval", "2") == ["save(2)"]  # once, as it was due
+    assert stopped(tmp_path) == []  # this run keeps no checkpoints
+    assert stopped(tmp_path, "--save-interval", "4", in_training=True) == []  # the weights may be half updated
+
+
 BEFORE = ["restore()", "sync_weights(0)", "weights_are(0)", "evaluate()", "waited"]
 
 
