@@ -22,7 +22,7 @@ from slime_rl.cluster.cluster import Cluster
 from slime_rl.cluster.errors import TrainWorkerLost, explain, write_error_log
 from slime_rl.cluster.ray_session import ray_session, with_device
 from slime_rl.cluster.run_folder import run_folder
-from slime_rl.cluster.signals import Terminated, leave_on_signals
+from slime_rl.cluster.signals import Terminated, exit_with, leave_on_signals
 from slime_rl.config import Config, parse_config
 from slime_rl.config.notes import config_notes
 from slime_rl.observability.console import Console
@@ -318,4 +318,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main())

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from types import FrameType
+from typing import NoReturn
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 PATIENCE_S = 20.0  # leaving takes a second or two
 
 
@@ -30,6 +33,13 @@ def leave_on_signals() -> None:
         if time.monotonic() - began > PATIENCE_S:
             os._exit(128 + number)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:  # as of a shell's background job
             signal.signal(number, leave)
+
+
+def exit_with(code: int) -> NoReturn:
+    """Leave Python with this exit code, which no further signal changes: Python drops handlers at its end."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    sys.exit(code)

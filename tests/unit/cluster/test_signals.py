@@ -57,3 +57,13 @@ def test_an_ignored_signal_stays_ignored() -> None:
     program = "import signal; from slime_rl.cluster.signals import leave_on_signals; "
     program += "signal.signal(signal.SIGINT, signal.SIG_IGN); leave_on_signals(); signal.raise_signal(signal.SIGINT)"
     assert subprocess.run([sys.executable, "-c", program], timeout=20).returncode == 0
+
+
+def test_a_signal_while_python_ends_does_not_change_the_exit_code() -> None:
+    code = """
+import atexit, os, signal
+from slime_rl.cluster.signals import exit_with
+atexit.register(lambda: os.kill(os.getpid(), signal.SIGTERM))
+exit_with(130)
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 130
