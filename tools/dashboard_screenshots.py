@@ -40,7 +40,7 @@ class View:
 # {step} is a step in the middle of the run, {last} the number of the last run given.
 VIEWS = (
     View("overview", "tab=overview", 760),
-    View("time", "tab=time&run={last}", 640),
+    View("time", "tab=time&run={last}", 700),
     View("data", "tab=data&run={last}", 1200),
     View("engines", "tab=engines&run={last}", 640),
     View("rollouts", "tab=rollouts&step={step}", 760, hover=".tokens span:nth-child(2)"),
