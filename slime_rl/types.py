@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+MAX_REWARD = 3.4e38  # training holds rewards in float32
+
 
 class Status(StrEnum):
     """Where one sample stands."""

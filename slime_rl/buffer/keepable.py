@@ -14,13 +14,15 @@ import torch
 from torch import Tensor
 
 from slime_rl.buffer.packed import PackedGroups
-from slime_rl.types import Group, Sample, Status
+from slime_rl.types import MAX_REWARD, Group, Sample, Status
 
 # Python objects: a pointer and a number object for each token of the four lists, and the sample itself.
 _BYTES_PER_TOKEN, _BYTES_PER_SAMPLE = 100, 1500
 _PLAIN = (type(None), bool, int, float)
 _EMPTY = {*_PLAIN, str, bytes, list, tuple, dict}
-_FIVE, _FOUR, _REAL = struct.Struct("=5q"), struct.Struct("=4q"), struct.Struct("=d")
+_FIVE, _FOUR = struct.Struct("=5q"), struct.Struct("=4q")
+_DTYPES = {*(torch.float64, torch.float32, torch.float16, torch.bfloat16), *(torch.int64, torch.int32, torch.int16)}
+_DTYPES |= {torch.int8, torch.uint8, torch.bool}
 _MAX_DEPTH = 50  # nesting beyond this is tried rather than trusted: the writer of JSON has a limit
 _TOKEN_FIELDS = ("tokens", "loss_mask", "rollout_log_probs", "weight_versions")
 _NUMBERS = ("index", "group_index", "rollout_id", "prompt_length", "reward")
@@ -74,9 +76,9 @@ def _check_numbers(sample: Sample) -> None:
         raise _DoubtError
     _FOUR.pack(sample.index, sample.group_index, sample.rollout_id, sample.prompt_length)
     reward = sample.reward
-    if reward is not None and type(reward) is not float:
-        _REAL.pack(reward)
-    struct.pack(f"={len(tokens)}i", *tokens)
+    if reward is not None and not (isinstance(reward, int | float) and -MAX_REWARD <= reward <= MAX_REWARD):
+        raise _DoubtError
+    struct.pack(f"={len(tokens)}I", *tokens)
     if n:
         if type(sum(log_probs)) is not float:
             struct.pack(f"={n}d", *log_probs)
@@ -90,6 +92,8 @@ def _check_numbers(sample: Sample) -> None:
 def _bytes_of(value: Any, seen: set[int], depth: int) -> int:
     kind = type(value)
     if kind in _PLAIN:
+        if kind is int and value.bit_length() > 63:
+            raise _DoubtError  # JSON takes numbers of 4,300 digits
         return 32
     if kind is dict and depth < _MAX_DEPTH:
         keys = sum(_bytes_of(key, seen, depth + 1) for key in value)
@@ -98,7 +102,7 @@ def _bytes_of(value: Any, seen: set[int], depth: int) -> int:
         return sum(_bytes_of(item, seen, depth + 1) for item in value)
     if kind is str or kind is bytes or kind is bytearray:
         nbytes = len(value)
-    elif (kind is np.ndarray and value.dtype.kind in "biufc") or (kind is Tensor and value.layout is torch.strided):
+    elif (kind is np.ndarray and value.dtype.kind in "biufc") or (kind is Tensor and _is_plain(value)):
         nbytes = int(value.nbytes)
     else:
         raise _DoubtError
@@ -108,11 +112,17 @@ def _bytes_of(value: Any, seen: set[int], depth: int) -> int:
     return nbytes
 
 
+def _is_plain(tensor: Tensor) -> bool:
+    is_view = tensor.is_conj() or tensor.is_neg()
+    return tensor.dtype in _DTYPES and tensor.layout is torch.strided and tensor.device.type != "meta" and not is_view
+
+
 def _try_out(group: Group) -> int:
     """Pack the group alone, see whether it comes back equal, and return its packed size."""
     try:
         for sample in group.samples:
             _check_lengths(sample)
+            _check_range(sample)
         packed = PackedGroups.pack([group])
         (again,) = packed.unpack([0])
     except Exception as error:  # objects of users fail in ways of their own
@@ -142,6 +152,14 @@ def _check_lengths(sample: Sample) -> None:
             f"group {sample.group_index}: sample {sample.index} has {wanted} response tokens, but {odd}; grow "
             "responses with Sample.append_tokens only"
         )
+
+
+def _check_range(sample: Sample) -> None:
+    where, reward = f"group {sample.group_index}: sample {sample.index}", sample.reward
+    if reward is not None and not (isinstance(reward, int | float) and abs(reward) <= MAX_REWARD):
+        raise ValueError(f"{where} has reward {reward!r}, which is no number that float32 can hold")
+    if negative := [token for token in sample.tokens if token < 0]:
+        raise ValueError(f"{where} has token {negative[0]}; tokens must be >= 0")
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from slime_rl.buffer.keepable import check_and_weigh
 from slime_rl.buffer.packed import PackedGroups
 from slime_rl.types import Group
 
+_SEGMENT = re.compile(r"segment_\d{6,}\.safetensors(\.partial)?")
 log = logging.getLogger(__name__)
 
 # Packing is cheap in bulk and dear one by one; a synchronous step mostly fits in here and is never packed at all.
@@ -235,14 +237,15 @@ def _claim(folder: Path) -> IO[str]:
         OSError: it cannot be made or written to.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    lock = open(folder / "lock", "w")  # noqa: SIM115 - held until the process ends
+    lock = open(folder / "lock", "a")  # noqa: SIM115 - held until the process ends
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         lock.close()
         raise ValueError(f"--buffer-spill-dir {folder}: another run uses this folder; give each its own") from error
-    for left_over in folder.glob("segment_*"):
-        left_over.unlink()
+    for left_over in folder.iterdir():
+        if _SEGMENT.fullmatch(left_over.name) and left_over.is_file():  # nothing of anybody else's
+            left_over.unlink()
     return lock
 
 

@@ -135,7 +135,9 @@ class RolloutConfig:
             check(
                 function in ("auto", "dumped"), "--rollout-function-path", "must be auto with --load-rollouts", function
             )
-            check(load != self.dump_rollouts, "--dump-rollouts", "must be another folder than --load-rollouts", load)
+            dump = self.dump_rollouts
+            is_same = dump is not None and Path(dump).resolve() == Path(load).resolve()
+            check(not is_same, "--dump-rollouts", "must be another folder than --load-rollouts", load)
         else:
             check(function != "dumped", "--rollout-function-path", "needs --load-rollouts to be dumped", function)
         check_positive(

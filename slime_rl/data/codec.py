@@ -15,6 +15,7 @@ from torch import Tensor
 from slime_rl.data.arrays import array_to_tensor, tensor_to_array
 
 _TAG = "__slime_rl__"
+_ARRAY_KINDS = "biufcSUmM"  # not objects and not records
 
 
 def encode(value: Any, where: str = "value") -> Any:
@@ -37,10 +38,10 @@ def encode(value: Any, where: str = "value") -> Any:
         return {_TAG: "tuple", "items": [encode(item, f"{where}[{i}]") for i, item in enumerate(value)]}
     if kind in (bytes, bytearray):
         return {_TAG: "bytes", "data": base64.b64encode(value).decode("ascii")}
-    if isinstance(value, Tensor):
+    if kind is Tensor:
         array, name = tensor_to_array(value)
         return {_TAG: "tensor", "torch_dtype": name, **_encode_array(array)}
-    if isinstance(value, np.ndarray) and value.dtype != object:
+    if kind is np.ndarray and value.dtype.kind in _ARRAY_KINDS:
         return {_TAG: "array", **_encode_array(value)}
     if isinstance(value, np.generic):
         return encode(value.item(), where)

@@ -73,7 +73,7 @@ def _take_out(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
 
 def _put_back(value: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, list):
-        return value if value and type(value[0]) is int else [_put_back(item, tensors) for item in value]
+        return value if set(map(type, value)) == {int} else [_put_back(item, tensors) for item in value]
     if not isinstance(value, dict):
         return value
     if value.keys() == {_TAG} and isinstance(value[_TAG], str):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import math
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -26,7 +25,7 @@ from slime_rl.rollout.greedy import add_greedy_baseline
 from slime_rl.rollout.rewards import REWARDS
 from slime_rl.rollout.runtime import current_runtime
 from slime_rl.rollout.scope import SampleScope, use_scope
-from slime_rl.types import Group, Sample, Status, all_finite
+from slime_rl.types import MAX_REWARD, Group, Sample, Status, all_finite
 
 UNFINISHED = "unfinished"  # verdict on a group that has samples to generate yet: back to the buffer
 OnStart = Callable[[SampleScope], None]
@@ -253,7 +252,7 @@ def set_rewards(config: Config, samples: list[Sample], values: Any) -> None:
                 raise ValueError(f"{flag} returned a dict without 'score' for sample {sample.index}: {value!r}")
             info, value = {k: v for k, v in value.items() if k != "score"}, value["score"]
         number = _as_number(value)
-        if number is None or not math.isfinite(number):
+        if number is None or not abs(number) <= MAX_REWARD:
             raise ValueError(f"{flag} must return finite numbers, got {value!r} for sample {sample.index}")
         sample.reward, sample.reward_info = number, info
 

@@ -88,8 +88,17 @@ class FilePromptSource:
         """The next prompts as (epoch, prompt), going on to the next epoch when one ends.
 
         Raises:
-            ValueError: a row that cannot be used, where that is an error, or no other row left.
+            ValueError: a row that cannot be used, where that is an error, or no other row left; none is drawn then, so
+                that a checkpoint which is written later still has those before it ahead.
         """
+        before = self._epoch, self._position, self._order, self._not_shown
+        try:
+            return self._draw(num_prompts)
+        except BaseException:
+            self._epoch, self._position, self._order, self._not_shown = before
+            raise
+
+    def _draw(self, num_prompts: int) -> list[tuple[int, Prompt]]:
         drawn: list[tuple[int, Prompt]] = []
         passed = 0  # rows since the last prompt
         while len(drawn) < num_prompts:

@@ -160,3 +160,22 @@ def test_a_cursor_that_points_nowhere_is_refused_and_nothing_changes(tmp_path: P
     with pytest.raises(ValueError, match="--load: the data cursor is at"):
         source.load_state_dict({**before, key: value})
     assert source.state_dict() == before
+
+
+@pytest.mark.parametrize("flags", [("--bad-rows", "error"), ("--long-prompt", "error")])
+def test_a_row_that_ends_the_run_takes_none_of_those_before_it(tmp_path: Path, flags: tuple[str, str]) -> None:
+    """Production runs ahead: a step that is saved after the error must still have the rows that were drawn with it."""
+    bad = "oops" if flags[0] == "--bad-rows" else json.dumps({"prompt": "x" * (LIMIT + 1), "label": "1"})
+    rows = [json.dumps({"prompt": str(i), "label": "1"}) for i in range(8)]
+    rows[5] = bad
+    (tmp_path / "p.jsonl").write_text("\n".join(rows) + "\n")
+    common = ("--prompt-data", str(tmp_path / "p.jsonl"), "--no-shuffle", "--check-rows", "1", "--max-prompt-len")
+    source = open_source(make_config(tmp_path, *common, str(LIMIT), *flags))
+    assert drawn(source, 3) == [(0, 0), (0, 1), (0, 2)]
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"p\.jsonl:6"):
+            source.next_prompts(4)
+    state = through_disk(source.state_dict())
+    again = open_source(make_config(tmp_path, *common, str(LIMIT), flags[0], "skip"))
+    again.load_state_dict(state)
+    assert drawn(again, 4) == [(0, 3), (0, 4), (0, 6), (0, 7)]

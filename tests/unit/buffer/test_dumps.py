@@ -91,6 +91,7 @@ def test_what_does_not_fit_the_dumps_is_named(tmp_path: Path) -> None:
     for flags, message in (
         (("--rollout-function-path", "sft"), "must be auto with --load-rollouts, got 'sft'"),
         (("--dump-rollouts", folder), "must be another folder than --load-rollouts"),
+        (("--dump-rollouts", f"{folder}/../{Path(folder).name}/"), "must be another folder than --load-rollouts"),
         (("--load-rollouts", str(tmp_path / "absent")), "--load-rollouts must be a folder that exists"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,17 @@ UNFIT: list[tuple[Callable[[Sample], None], str]] = [
     (on("metadata", circular()), "RecursionError"),
     (on("label", nested(5000)), "RecursionError"),
     (on("label", {1, 2}), "label is a builtins.set"),
+    (on("label", 10**5000), "group 1: "),
+    (lambda s: s.reward_info.update(value=[10**5000]), "group 1: "),
+    (lambda s: s.metadata.update(t=torch.ones(2, dtype=torch.complex64).conj()), "group 1: "),
+    (lambda s: s.metadata.update(t=torch.ones(2, device="meta")), "group 1: "),
+    (lambda s: s.metadata.update(t=torch.nn.Parameter(torch.ones(2))), r"metadata\['t'\] is a torch.nn.parameter"),
+    (lambda s: s.metadata.update(a=np.ma.masked_array([1, 2], [0, 1])), r"metadata\['a'\] is a numpy"),
+    (lambda s: s.metadata.update(a=np.zeros(2, dtype=[("x", "i4")])), r"metadata\['a'\] is a numpy.ndarray"),
+    (on("reward", 1e200), "sample 3 has reward 1e[+]200, which is no number that float32 can hold"),
+    (on("reward", float("nan")), "sample 3 has reward nan"),
+    (on("reward", Decimal("0.5")), "sample 3 has reward Decimal"),
+    (lambda s: s.tokens.__setitem__(-1, -1), "sample 3 has token -1; tokens must be >= 0"),
     (on("reward_info", {"f": len}), r"reward_info\['f'\]"),
     (on("prompt", [{"role": "user", "content": object()}]), r"prompt\[0\]\['content'\]"),
     (on("response", b"bytes".__iter__()), "response is a"),
@@ -108,7 +120,7 @@ def test_what_is_fit_comes_back_equal_however_unusual(tmp_path: Path) -> None:
     }
     first.loss_mask[0] = 0
     second.tokens = list(np.array(second.tokens))
-    second.reward = float("nan")
+    second.reward = True
     buffer.admit(group)
     (again,) = PackedGroups.pack([group]).unpack([0])
     assert again.samples[1].tokens == second.tokens and again.samples[0].loss_mask == first.loss_mask

@@ -129,6 +129,20 @@ def test_a_segment_that_was_cut_short_is_named(tmp_path: Path) -> None:
     assert len(buffer) == 2
 
 
+def test_what_others_keep_in_the_folder_stays(tmp_path: Path) -> None:
+    folder = tmp_path / "spill"
+    (folder / "segment_data").mkdir(parents=True)
+    (folder / "segment_audio.wav").write_text("sound")
+    (folder / "lock").write_text("note")
+    (folder / "segment_000001.safetensors").write_text("of a run that was killed")
+    buffer = make_buffer(tmp_path)
+    groups = admitted(buffer, 2)
+    buffer.offload()
+    assert buffer.take(0, 2) == groups
+    assert (folder / "segment_audio.wav").exists() and (folder / "segment_data").is_dir()
+    assert (folder / "lock").read_text() == "note"
+
+
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     buffer = make_buffer(tmp_path)
     groups = admitted(buffer, 2)

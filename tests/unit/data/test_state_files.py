@@ -14,8 +14,10 @@ from slime_rl.data.tensor_file import write_tensors
 def test_state_comes_back_with_its_tensors_wherever_they_are(tmp_path: Path) -> None:
     tensors = [torch.arange(5, dtype=torch.int32), torch.randn(3, 4)[:, 1:2], torch.empty(0, dtype=torch.int64)]
     state: dict[str, Any] = {"a": [1, 2], "b": {"c": [tensors[0], {"d": tensors[1]}], "e": None}, "f": tensors[2]}
-    save_state(tmp_path / "s.json", state | {"g": (1.5, "x", True)})
+    save_state(tmp_path / "s.json", state | {"g": (1.5, "x", True), "h": [[3, tensors[0]], (4, {"t": tensors[0]})]})
     again = load_state(tmp_path / "s.json")
+    assert again["h"][0][0] == 3 and torch.equal(again["h"][0][1], tensors[0])
+    assert again["h"][1][0] == 4 and torch.equal(again["h"][1][1]["t"], tensors[0])
     assert again["a"] == [1, 2] and again["g"] == [1.5, "x", True] and again["b"]["e"] is None
     loaded = [again["b"]["c"][0], again["b"]["c"][1]["d"], again["f"]]
     for before, after in zip(tensors, loaded, strict=True):
