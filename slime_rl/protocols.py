@@ -87,7 +87,10 @@ class PromptSource(Protocol):
     """`--data-source-path`: where prompts come from. The class is constructed as `cls(config)`."""
 
     def next_prompts(self, num_prompts: int) -> list[tuple[int, Prompt]]:
-        """The next prompts in order as (epoch, prompt), going on to the next epoch when one ends."""
+        """The next prompts in order as (epoch, prompt), going on to the next epoch when one ends.
+
+        A call that raises draws none: a checkpoint that is written after it must have them all ahead.
+        """
         ...
 
     def get(self, source_index: int) -> Prompt:

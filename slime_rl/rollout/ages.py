@@ -6,7 +6,8 @@ mask             groups train, without the tokens that are too old
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import dataclasses
+from collections.abc import Sequence
 from typing import Literal
 
 from slime_rl.protocols import DataBuffer
@@ -37,12 +38,19 @@ class AgeLimit:
         self.num_groups += expired
         return expired
 
-    def mask(self, groups: Iterable[Group], oldest: int) -> None:
-        """Leave older tokens of taken groups out of the loss; replayed groups have a bound of their own."""
-        if self.action == "mask":
-            for group in groups:
-                masked = 0 if group.replays else mask_older_than(group, oldest)
-                self.count(masked > 0, masked)
+    def mask(self, groups: Sequence[Group], oldest: int) -> list[Group]:
+        """Taken groups with older tokens left out of the loss; replayed groups have a bound of their own.
+
+        What the buffer holds stays as it is: a group may be replayed, and be masked by its age then.
+        """
+        if self.action != "mask":
+            return list(groups)
+        masked = []
+        for group in groups:
+            young, num_tokens = (group, 0) if group.replays else without_older(group, oldest)
+            self.count(num_tokens > 0, num_tokens)
+            masked.append(young)
+        return masked
 
     def count(self, num_groups: int, num_tokens: int) -> None:
         """Tokens of groups that are over age: they have been sampled in vain."""
@@ -60,12 +68,12 @@ class AgeLimit:
         return counts
 
 
-def mask_older_than(group: Group, oldest: int) -> int:
-    """Leave tokens sampled by weights older than `oldest` out of the loss; returns how many."""
-    masked = 0
+def without_older(group: Group, oldest: int) -> tuple[Group, int]:
+    """The group with tokens sampled by weights older than `oldest` out of the loss, and how many those are."""
+    samples, num_masked = [], 0
     for sample in group.samples:
-        for i, version in enumerate(sample.weight_versions):
-            if sample.loss_mask[i] and 0 <= version < oldest:
-                sample.loss_mask[i] = 0
-                masked += 1
-    return masked
+        pairs = zip(sample.loss_mask, sample.weight_versions, strict=True)
+        mask = [0 if 0 <= version < oldest else kept for kept, version in pairs]
+        num_masked += sum(sample.loss_mask) - sum(mask)
+        samples.append(dataclasses.replace(sample, loss_mask=mask))
+    return (dataclasses.replace(group, samples=samples), num_masked) if num_masked else (group, 0)

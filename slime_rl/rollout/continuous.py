@@ -82,7 +82,7 @@ class ContinuousProduction:
         groups = self.buffer.take(step, self.batch_size)
         for group in groups:
             self.generated.pop(group.group_index, None)
-        self.ages.mask(groups, step - self.bound)
+        groups = self.ages.mask(groups, step - self.bound)
         self.next_step = step + 1
         self._dropped_before = self._dropped()
         await self._interrupt_late(step)

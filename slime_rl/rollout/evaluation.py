@@ -54,12 +54,15 @@ class EvaluationSet:
         return groups
 
     async def _run(self, group: Group, turns: Slots) -> None:
-        async with turns, self.runner.bounded(group):
-            for _ in range(ATTEMPTS):
-                await self.runner.generate_samples(group, eval_sampling_params(self.config))
-                if all(sample.status.is_finished for sample in group.samples):
-                    break
-            await self.runner.score(group.samples)
+        async with turns:
+            await self.runner.bounded(group, self._generate_and_score(group))
+
+    async def _generate_and_score(self, group: Group) -> None:
+        for _ in range(ATTEMPTS):
+            await self.runner.generate_samples(group, eval_sampling_params(self.config))
+            if all(sample.status.is_finished for sample in group.samples):
+                break
+        await self.runner.score(group.samples)
 
     def _group(self, index: int, prompt: Prompt) -> Group:
         n = self.config.evaluation.eval_n_samples_per_prompt

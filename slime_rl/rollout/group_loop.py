@@ -63,7 +63,7 @@ async def group_loop(config: Config, step: int, buffer: DataBuffer) -> RolloutOu
     finally:
         await flight.close()
     groups = buffer.take(step, needed)
-    ages.mask(groups, oldest)
+    groups = ages.mask(groups, oldest)
     metrics = {
         "rollout/seconds": time.monotonic() - started,
         "rollout/reward_seconds": runner.reward_seconds,

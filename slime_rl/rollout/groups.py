@@ -7,11 +7,10 @@ Group (reserved) ──► prompt tokens ──► generate each sample ──�
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 from slime_rl.buffer.filters import drop_reason, filter_samples
 from slime_rl.buffer.policies import DYNAMIC_FILTERS, SAMPLE_FILTERS
@@ -30,6 +29,8 @@ from slime_rl.types import MAX_REWARD, Group, Sample, Status, all_finite
 UNFINISHED = "unfinished"  # verdict on a group that has samples to generate yet: back to the buffer
 OnStart = Callable[[SampleScope], None]
 _DROP_HINT = "--rollout-error drop would drop the group instead"
+CANCEL_GRACE_S = 10.0  # for what is cancelled to end
+T = TypeVar("T")
 FAILED = "failed_samples"  # reason for a group of which too few samples are left
 
 
@@ -69,21 +70,30 @@ class GroupRunner:
         """
         group.attempts += 1
         try:
-            async with self.bounded(group):
-                await self.generate_samples(group, sampling_params, on_start)
-                verdict = self._leave_out_unfinished(group, wants_all())
-                if verdict is not None:
-                    return verdict
-                await self.score(group.samples)
-                if self.config.algorithm.advantage_estimator == "remax" and not await add_greedy_baseline(
-                    group, sampling_params, self._generate_one, self.score
-                ):
-                    return UNFINISHED
+            verdict = await self.bounded(group, self._generate_and_score(group, sampling_params, on_start, wants_all))
         except Exception as error:
             if self.config.rollout.rollout_error == "stop":
                 raise
             return f"error_{type(error).__name__}"
-        return self._filter(group)
+        return self._filter(group) if verdict is None else verdict
+
+    async def _generate_and_score(
+        self,
+        group: Group,
+        sampling_params: dict[str, Any],
+        on_start: OnStart | None,
+        wants_all: Callable[[], bool],
+    ) -> str | None:
+        await self.generate_samples(group, sampling_params, on_start)
+        verdict = self._leave_out_unfinished(group, wants_all())
+        if verdict is not None:
+            return verdict
+        await self.score(group.samples)
+        if self.config.algorithm.advantage_estimator == "remax" and not await add_greedy_baseline(
+            group, sampling_params, self._generate_one, self.score
+        ):
+            return UNFINISHED
+        return None
 
     def _filter(self, group: Group) -> str | None:
         """None, or the reason for which the filters drop the group."""
@@ -93,23 +103,48 @@ class GroupRunner:
             self.wasted_tokens += tokens
         return reason
 
-    @contextlib.asynccontextmanager
-    async def bounded(self, group: Group) -> AsyncIterator[None]:
-        """End the block after --group-timeout-s with a TimeoutError that says so."""
+    async def bounded(self, group: Group, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` returns, unless it takes longer than --group-timeout-s.
+
+        Raises:
+            TimeoutError: it does, or it goes on when it is cancelled; names the flag and the group.
+            ValueError: it was cancelled, but not by us.
+        """
         limit_s = self.config.rollout.group_timeout_s
-        bound = asyncio.timeout(limit_s)
+        task = asyncio.create_task(work)
         try:
-            async with bound:
-                yield
-        except TimeoutError as error:
-            if not bound.expired():
-                raise
-            finished = sum(sample.status.is_finished for sample in group.samples)
+            await asyncio.wait({task}, timeout=limit_s)
+        except asyncio.CancelledError:
+            await self._end(task, group)
+            raise
+        if task.cancelled():
+            raise ValueError(f"{self._functions} raised CancelledError, for group {group.group_index}; {_DROP_HINT}")
+        if task.done():
+            return task.result()
+        finished = sum(sample.status.is_finished for sample in group.samples)
+        await self._end(task, group)
+        raise TimeoutError(
+            f"group {group.group_index} was not generated and scored within --group-timeout-s {limit_s:g}: "
+            f"{finished} of {len(group.samples)} samples are finished; a generate or reward function hangs, or the "
+            "engines are too slow"
+        )
+
+    async def _end(self, task: asyncio.Task[Any], group: Group) -> None:
+        """Cancel the task and see it end; one that takes no notice is left alone, and told of."""
+        task.cancel()
+        await asyncio.wait({task}, timeout=CANCEL_GRACE_S)
+        if not task.done():
             raise TimeoutError(
-                f"group {group.group_index} was not generated and scored within --group-timeout-s {limit_s:g}: "
-                f"{finished} of {len(group.samples)} samples are finished; a generate or reward function hangs, or the "
-                "engines are too slow"
-            ) from error
+                f"group {group.group_index} goes on though it was cancelled {CANCEL_GRACE_S:g} s ago; "
+                f"{self._functions} must let asyncio.CancelledError pass"
+            )
+        if not task.cancelled():
+            task.exception()  # seen: the cancellation is what counts
+
+    @property
+    def _functions(self) -> str:
+        """The flags of the user's functions, for messages."""
+        return f"--generate-function-path {self.config.rollout.generate_function_path} or {reward_flag(self.config)}"
 
     async def generate_samples(
         self, group: Group, sampling_params: dict[str, Any], on_start: OnStart | None = None
@@ -118,7 +153,7 @@ class GroupRunner:
 
         Samples that were interrupted come back as they are, or as ABORTED.
         """
-        pending: list[tuple[Sample, asyncio.Task[Sample | list[Sample]] | None]] = []
+        pending: list[tuple[Sample, SampleScope | None]] = []
         async with self._starting:  # one after the other: the first requests are out before the last is rendered
             await asyncio.sleep(0)
             prepare(self.config, group.samples)
@@ -129,18 +164,22 @@ class GroupRunner:
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None  # the first one ended the others; it is the one to tell
         produced: list[Sample] = []
-        for sample, task in pending:
-            if task is None or task.cancelled():
+        for sample, scope in pending:
+            if scope is None or scope.task is None:
+                produced.append(sample)
+            elif not scope.task.cancelled():
+                produced.extend(_as_list(self.config, sample, scope.task.result()))
+            elif scope.interrupted:
                 produced.append(sample)
             else:
-                produced.extend(_as_list(self.config, sample, task.result()))
+                raise ValueError(f"{self._functions} raised CancelledError, for sample {sample.index}; {_DROP_HINT}")
         for sample in produced:
             _check_generated(self.config, sample)
         group.samples = produced
 
     def _begin(
         self, tasks: asyncio.TaskGroup, sample: Sample, sampling_params: dict[str, Any], on_start: OnStart | None
-    ) -> asyncio.Task[Sample | list[Sample]] | None:
+    ) -> SampleScope | None:
         """Start the rest of a sample in a scope of its own; None where nothing is left to do."""
         left = sampling_params["max_new_tokens"] - sample.response_length
         if not sample.status.is_finished and left <= 0:
@@ -153,7 +192,7 @@ class GroupRunner:
             scope.task = tasks.create_task(self._generate_one(sample, params))
         if on_start is not None:
             on_start(scope)
-        return scope.task
+        return scope
 
     def _leave_out_unfinished(self, group: Group, wants_all: bool) -> str | None:
         """Take late and failed samples out of the group where it can do without them; else say what it must do."""

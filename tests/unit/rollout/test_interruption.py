@@ -231,6 +231,60 @@ def test_what_hangs_is_an_error_after_the_groups_time(tmp_path: Path, function: 
     assert steps.run(1).buffer.counts()["dropped/error_TimeoutError"] == 1 and steps.seconds[0] < 65
 
 
+async def swallow_once() -> None:
+    try:
+        await asyncio.sleep(1e9)
+    except asyncio.CancelledError:
+        await asyncio.sleep(1e9)
+
+
+async def stubborn(config: Config, sample: Sample, sampling_params: dict[str, object]) -> Sample:
+    if sample.index == 0:
+        await swallow_once()
+    sample.append_tokens([5], log_probs=[-1.0], versions=[0])
+    sample.status = Status.COMPLETED
+    return sample
+
+
+async def stubborn_judge(config: Config, group: list[Sample]) -> list[float]:
+    if group[0].group_index == 1:
+        await swallow_once()
+    return [1.0] * len(group)
+
+
+@pytest.mark.parametrize(
+    "function",
+    ["--generate-function-path=test_interruption:stubborn", "--reward-function-path=test_interruption:stubborn_judge"],
+)
+def test_what_takes_no_notice_of_its_cancellation_is_an_error_too(tmp_path: Path, function: str) -> None:
+    with pytest.raises(
+        TimeoutError, match=r"group \d goes on though it was cancelled 10 s ago; --generate-function-path"
+    ):
+        Steps(tmp_path, function, "--group-timeout-s", "40", length_of=lambda ids: 20).run(1)
+    steps = Steps(tmp_path, function, "--group-timeout-s", "40", "--rollout-error", "drop", length_of=lambda ids: 20)
+    assert steps.run(1).buffer.counts()["dropped/error_TimeoutError"] == 1 and steps.seconds[0] < 90
+
+
+async def cancelling(config: Config, sample: Sample, sampling_params: dict[str, object]) -> Sample:
+    raise asyncio.CancelledError
+
+
+async def cancelling_judge(config: Config, group: list[Sample]) -> list[float]:
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "--generate-function-path=test_interruption:cancelling",
+        "--reward-function-path=test_interruption:cancelling_judge",
+    ],
+)
+def test_a_cancellation_that_is_not_the_runs_is_an_error(tmp_path: Path, function: str) -> None:
+    with pytest.raises(ValueError, match=r"raised CancelledError, for (group|sample) \d"):
+        Steps(tmp_path, function, length_of=lambda ids: 20).run(1)
+
+
 def test_a_tool_that_hangs_before_any_request_is_late_too(tmp_path: Path) -> None:
     flags = ("--generate-function-path", "test_interruption:deaf", "--sample-deadline-s", "60")
     steps = Steps(tmp_path, *flags, "--min-samples-per-group", "1").run(1)
