@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 
 from slime_rl.buffer.dumps import DumpedBuffer
 from slime_rl.buffer.policies import BUFFERS, PROMPT_SOURCES
+from slime_rl.buffer.sources.own import OwnSource
 from slime_rl.config import Config
 from slime_rl.protocols import DataBuffer, LengthLimited, PromptSource
+from slime_rl.registry import own_code
 from slime_rl.types import Prompt
 
 
@@ -19,7 +21,14 @@ def open_buffer(config: Config, encode: Callable[[Prompt], Sequence[int]]) -> Da
     """
     if config.rollout.load_rollouts is not None:
         return DumpedBuffer(config)
-    source: PromptSource = PROMPT_SOURCES.load(config.data.data_source_path)(config)
+    path = config.data.data_source_path
+    make = PROMPT_SOURCES.load(path)
+    if path in PROMPT_SOURCES.builtins:
+        source: PromptSource = make(config)
+    else:
+        with own_code(f"--data-source-path {path}", ", when it was made"):
+            source = make(config)
+        source = OwnSource(source, f"--data-source-path {path}")
     if isinstance(source, LengthLimited):
         source.limit_lengths(encode)
     return BUFFERS.load(config.buffer.buffer_path)(config, source)

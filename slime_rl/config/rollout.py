@@ -47,7 +47,7 @@ class DataConfig:
     """Data: prompts and how a row is read."""
 
     prompt_data: str | None = None
-    """Training prompts: jsonl, json, parquet, csv or arrow files, globs, or a Hugging Face datasets folder, comma
+    """Training prompts: jsonl, json, yaml, parquet, csv or arrow files, globs, or a Hugging Face datasets folder, comma
     separated. A slice is FILE@[0:1000], a weight (how often an epoch sees each row) FILE@2 or FILE@[0:1000]@0.5."""
 
     data_source_path: str = "file"
@@ -76,7 +76,7 @@ class DataConfig:
 
     check_rows: int = 100_000
     """Rows of --prompt-data that are read and checked before the run starts, later ones when they are drawn; 0 checks
-    all of them."""
+    all of them. Where all are bad or too long, and skipped, up to 100,000 more are looked at for one that is not."""
 
     curriculum_path: str | None = None
     """Which rows an epoch has, and in which order, as package.module:name."""

@@ -19,7 +19,7 @@ from slime_rl.buffer.ranges import to_ranges
 from slime_rl.buffer.sources.fingerprint import describe, fingerprint
 from slime_rl.buffer.sources.order import epoch_order
 from slime_rl.buffer.sources.prompts import LocatedPrompt, prompt_length_problem
-from slime_rl.buffer.sources.table import SKIP_HINT, PromptTable
+from slime_rl.buffer.sources.table import MOST_FURTHER, SKIP_HINT, PromptTable
 from slime_rl.config import Config
 from slime_rl.registry import own_code
 from slime_rl.types import Prompt
@@ -56,8 +56,9 @@ class FilePromptSource:
         self.curriculum = CURRICULA.load(path) if path else None
         # A curriculum looks at every row, so that none may be bad without being known.
         limit = None if self.curriculum is not None or config.data.check_rows == 0 else config.data.check_rows
-        self._rows[: len(self.table) if limit is None else limit] = _Row.BAD
-        self._rows[self.table.good_rows(limit)] = _Row.GOOD
+        good = self.table.good_rows(limit)
+        self._rows[: len(self.table) if limit is None else max(limit, good[-1] + 1)] = _Row.BAD
+        self._rows[good] = _Row.GOOD
         self._num_bad, self._num_long = int((self._rows == _Row.BAD).sum()), 0
         self._not_shown = np.empty(0, dtype=np.int64)  # unusable rows that the epoch's curriculum does not know
         self._begin(0)
@@ -65,7 +66,8 @@ class FilePromptSource:
     def limit_lengths(self, encode: Callable[[Prompt], Sequence[int]]) -> None:
         """Apply --max-prompt-len and --long-prompt with `encode`, the rendering that generation uses.
 
-        Call it before prompts are drawn. Raises ValueError naming file:line and the length.
+        Where all rows that were checked are too long, rows behind are looked at until one can be used. Call it before
+        prompts are drawn. Raises ValueError naming file:line and the length.
         """
         if (self._epoch, self._position) != (0, 0):
             raise ValueError("limit_lengths must be called before prompts are drawn")
@@ -79,10 +81,21 @@ class FilePromptSource:
                 self._rows[index] = _Row.LONG
                 self._num_long += 1
         if self._num_long == len(good):
-            raise ValueError(f"--long-prompt skip leaves no prompt at all; the last one: {problem}")
+            problem = self._look_further(problem)
         if self._num_long:
-            log.warning("--prompt-data: left out %d of %d prompts; the last: %s", self._num_long, len(good), problem)
+            log.warning("--prompt-data: left out %d long prompts; the last: %s", self._num_long, problem)
             self._begin(0)  # a curriculum is not shown them
+
+    def _look_further(self, problem: str | None) -> str | None:
+        """Judge rows that were not checked until one is good; returns the problem of the last one before it."""
+        for row in (self._rows == _Row.UNSEEN).nonzero()[0][:MOST_FURTHER]:
+            found = self._judge(int(row))
+            if not isinstance(found, str):
+                return problem
+            problem = found
+        seen = int((self._rows != _Row.UNSEEN).sum())
+        rows = "" if seen == len(self.table) else f" among the first {seen} rows of {len(self.table)}"
+        raise ValueError(f"--long-prompt skip leaves no prompt at all{rows}; the last one: {problem}")
 
     def next_prompts(self, num_prompts: int) -> list[tuple[int, Prompt]]:
         """The next prompts as (epoch, prompt), going on to the next epoch when one ends.
@@ -131,22 +144,29 @@ class FilePromptSource:
         """The prompt of a row, or None where it must be passed over."""
         if self._rows[row] > _Row.GOOD:
             return None
+        found = self._judge(row)
+        if isinstance(found, str):
+            kind = "bad row" if self._rows[row] == _Row.BAD else "long prompt"
+            log.warning("--prompt-data: left out a %s: %s", kind, found)
+            return None
+        return found
+
+    def _judge(self, row: int) -> Prompt | str:
+        """The prompt of a row, or why it is passed over from now on. Raises ValueError where that is an error."""
         try:
             prompt = self.table.get(row)
         except ValueError as error:
             if self.config.data.bad_rows == "error":
                 raise ValueError(f"{error} ({SKIP_HINT})") from error
-            log.warning("--prompt-data: left out a bad row: %s", error)
-            self._rows[row] = _Row.BAD
             self._num_bad += 1
-            return None
+            self._rows[row] = _Row.BAD
+            return str(error)
         if self._rows[row] == _Row.UNSEEN:
             problem = self._length_problem(prompt)
             self._rows[row] = _Row.GOOD if problem is None else _Row.LONG
             if problem is not None:
-                log.warning("--prompt-data: left out a long prompt: %s", problem)
                 self._num_long += 1
-                return None
+                return problem
         return prompt
 
     def _length_problem(self, prompt: LocatedPrompt) -> str | None:
@@ -190,6 +210,7 @@ class FilePromptSource:
             "not_shown": to_ranges(self._not_shown.tolist()),
             "order_hash": None if self.curriculum is None else _hash(self._order),
             "dataset": self.fingerprint,
+            "keys": self._keys(),
             **self._settings(),
         }
 
@@ -210,6 +231,10 @@ class FilePromptSource:
                     f"--load: the checkpoint's data order has {name} {state[name]!r}, this run has {value!r}; rows "
                     "would be trained twice or never"
                 )
+        for flag, key in self._keys().items():
+            before = state.get("keys", {}).get(flag, key)
+            if before != key:
+                log.warning("--load: %s was %r and is %r now: prompts from here on are read from it", flag, before, key)
         epoch, position, ranges = state["epoch"], state["position"], state["not_shown"]
         if type(epoch) is not int or type(position) is not int or epoch < 0:
             raise ValueError(f"--load: the data cursor is at epoch {epoch!r}, row {position!r}, which is no place")
@@ -223,6 +248,10 @@ class FilePromptSource:
         if not 0 <= position <= len(order):
             raise ValueError(f"--load: the data cursor is at row {position} of epoch {epoch}, which has {len(order)}")
         self._epoch, self._position, self._order, self._not_shown = epoch, position, order, not_shown
+
+    def _keys(self) -> dict[str, str | None]:
+        data = self.config.data
+        return {"--input-key": data.input_key, "--label-key": data.label_field, "--metadata-key": data.metadata_key}
 
     def _settings(self) -> dict[str, Any]:
         """What the order depends on beyond the data."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from slime_rl.buffer.sources.plain import from_json_text, plain
 from slime_rl.config import DataConfig
 from slime_rl.types import Prompt
 
@@ -30,8 +30,10 @@ def prompt_from_row(row: dict[str, Any], source_index: int, origin: str, data: D
     """
     if data.input_key not in row:
         raise ValueError(f"{origin}: no {data.input_key!r} (--input-key); {_keys(row)}")
+    read = {data.input_key, data.label_field, data.metadata_key, "reward_model", *CARRIED}
+    # Columns that nobody reads may hold anything.
+    row = {key: plain(value, f"{origin}: {key!r:.80}") if key in read else value for key, value in row.items()}
     prompt = row[data.input_key]
-    _check_characters(row, origin)
     _check_prompt(prompt, f"{origin}: {data.input_key!r} (--input-key)")
     return LocatedPrompt(
         source_index=source_index,
@@ -54,22 +56,6 @@ def _check_prompt(prompt: Any, what: str) -> None:
             raise ValueError(f"{what}: message {number} must have 'role' and 'content', got {_shown(message)}")
 
 
-def _check_characters(value: Any, origin: str) -> None:
-    """Half of a surrogate pair, as the escape \\ud800 alone, is no text: no tokenizer takes it, no log can hold it."""
-    if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            half = f"character {error.start} is half of a surrogate pair, {value[error.start]!a}"
-            raise ValueError(f"{origin}: must be text, but {half}") from error
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            _check_characters(item, origin)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            _check_characters(item, f"{origin}: {key!r:.80}")
-
-
 def _label(row: dict[str, Any], origin: str, data: DataConfig) -> Any:
     if data.label_field is None:
         return None
@@ -89,10 +75,7 @@ def _metadata(row: dict[str, Any], origin: str, data: DataConfig) -> dict[str, A
     metadata = row.get(data.metadata_key)
     what = f"{origin}: {data.metadata_key!r} (--metadata-key)"
     if isinstance(metadata, str) and metadata:
-        try:
-            metadata = json.loads(metadata)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{what} is text but not JSON: {error}") from error
+        metadata = from_json_text(metadata, what)
     if not metadata:
         metadata = {}
     if not isinstance(metadata, dict):
@@ -100,10 +83,7 @@ def _metadata(row: dict[str, Any], origin: str, data: DataConfig) -> dict[str, A
     carried = {key: row[key] for key in CARRIED if row.get(key) is not None}
     tools = carried.get("tools")
     if isinstance(tools, str):  # columnar files hold nested tool schemas as text
-        try:
-            carried["tools"] = json.loads(tools)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{origin}: 'tools' is text but not JSON: {error}") from error
+        carried["tools"] = from_json_text(tools, f"{origin}: 'tools'")
     return {**carried, **metadata}
 
 

@@ -11,11 +11,13 @@ import json
 import sys
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import yaml
+from yaml.constructor import SafeConstructor
 
 from slime_rl.buffer.sources.json_lines import JsonLines, as_row
 
@@ -62,6 +64,13 @@ def _open(path: str, suffix: str, limit: int | None) -> RowFile:
     return ColumnarRows(path)
 
 
+@dataclass(frozen=True)
+class _BadRow:
+    """Stands for a row that could not be read, among others that could."""
+
+    problem: str
+
+
 class LoadedRows:
     """Rows that were read at once."""
 
@@ -72,7 +81,10 @@ class LoadedRows:
         return len(self.rows)
 
     def read(self, row: int) -> dict[str, Any]:
-        return as_row(self.rows[row])
+        value = self.rows[row]
+        if isinstance(value, _BadRow):
+            raise ValueError(value.problem)
+        return as_row(value)
 
     def where(self, row: int) -> str:
         return f"{self.path}:{self.lines[row]}" if self.lines else f"{self.path}: element {row}"
@@ -87,8 +99,9 @@ class ColumnarRows:
         self.path = path
         try:
             self._blocks = _open_parquet(path) if path.endswith(".parquet") else _open_arrow(path)
-        except (pa.ArrowInvalid, OSError) as error:
+        except (pa.ArrowException, OSError) as error:
             raise ValueError(f"{path}: cannot be read: {error}") from error
+        self._damaged: dict[int, str] = {}  # blocks that cannot be read: not tried again for each of their rows
         self._ahead: list[dict[str, Any]] = []
         self._ahead_from, self._last = 0, -1
         self._starts = [0]
@@ -104,11 +117,31 @@ class ColumnarRows:
             self._last = row
             return self._ahead[ahead]
         block = bisect_right(self._starts, row) - 1
+        loaded, first = self._load(block), row - self._starts[block]
         # Converting rows one by one is slow; reading in order, as the check at the start does, converts many at once.
-        count = _READ_AHEAD if row == self._last + 1 else 1
-        rows = self._blocks.load(block).slice(row - self._starts[block], count).to_pylist()
-        self._ahead, self._ahead_from, self._last = rows if count > 1 else [], row, row
-        return rows[0]
+        in_order, self._last = row == self._last + 1, row
+        if in_order:
+            try:
+                self._ahead, self._ahead_from = loaded.slice(first, _READ_AHEAD).to_pylist(), row
+                return self._ahead[0]
+            except Exception:  # of which row, and whether of this one, is seen below
+                self._ahead = []
+        try:
+            return loaded.slice(first, 1).to_pylist()[0]
+        except Exception as error:  # pyarrow has many, by the type that a column claims to be
+            raise ValueError(f"cannot be read: {type(error).__name__}: {error}") from error
+
+    def _load(self, block: int) -> Any:
+        """Raises ValueError for a damaged block."""
+        import pyarrow as pa
+
+        if block not in self._damaged:
+            try:
+                return self._blocks.load(block)
+            except (pa.ArrowException, OSError) as error:
+                self._damaged[block] = " ".join(str(error).split())
+        rows = f"rows {self._starts[block]} to {self._starts[block + 1] - 1}"
+        raise ValueError(f"{rows} cannot be read: {self._damaged[block]}")
 
     def where(self, row: int) -> str:
         return f"{self.path}: row {row}"
@@ -138,6 +171,7 @@ def _open_parquet(path: str) -> _Blocks:
     import pyarrow.parquet as pq
 
     file = pq.ParquetFile(path, memory_map=True)
+    _check_columns(path, file.schema_arrow.names)
     sizes = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
     return _Blocks(sizes, file.read_row_group)
 
@@ -146,14 +180,21 @@ def _open_arrow(path: str) -> _Blocks:
     import pyarrow as pa
 
     try:
-        batches = pa.ipc.open_stream(pa.memory_map(path)).read_all().to_batches()  # mapped, not copied
+        table = pa.ipc.open_stream(pa.memory_map(path)).read_all()  # mapped, not copied
     except pa.ArrowInvalid:
-        batches = pa.ipc.open_file(pa.memory_map(path)).read_all().to_batches()
+        table = pa.ipc.open_file(pa.memory_map(path)).read_all()
+    _check_columns(path, table.schema.names)
+    batches = table.to_batches()
     return _Blocks([batch.num_rows for batch in batches], batches.__getitem__)
 
 
+def _check_columns(path: str, names: Sequence[str]) -> None:
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"{path}: several columns are named {', '.join(map(repr, twice))}")
+
+
 def _first_character(path: str) -> str:
-    with open(path, encoding="utf-8") as file:
+    with open(path, encoding="utf-8-sig") as file:
         for line in file:
             if stripped := line.strip():
                 return stripped[0]
@@ -162,31 +203,63 @@ def _first_character(path: str) -> str:
 
 def _read_json(path: str) -> tuple[list[Any]]:
     try:
-        return (json.loads(Path(path).read_text(encoding="utf-8")),)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        return (json.loads(Path(path).read_text(encoding="utf-8-sig")),)
+    except ValueError as error:  # not JSON, not UTF-8, or a number of too many digits
         raise ValueError(f"{path}: not valid JSON: {error}") from error
 
 
 def _read_yaml(path: str) -> tuple[list[Any], list[int]]:
+    """A row that is valid YAML but no value, as the date 2024-13-45, is a bad row; the others are read."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
-        rows, node = yaml.safe_load(text), yaml.compose(text, Loader=yaml.SafeLoader)
+        node = yaml.compose(Path(path).read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not valid YAML: {error}") from error
-    if not isinstance(rows, list) or not isinstance(node, yaml.SequenceNode):
-        raise ValueError(f"{path}: must hold a list of rows, got {type(rows).__name__}")
+    if not isinstance(node, yaml.SequenceNode):
+        kind = {yaml.MappingNode: "dict", yaml.ScalarNode: "text"}.get(type(node), "nothing")
+        raise ValueError(f"{path}: must hold a list of rows, got {kind}")
+    rows: list[Any] = []
+    for item in node.value:
+        try:
+            rows.append(SafeConstructor().construct_document(item))
+        except (yaml.YAMLError, ValueError, TypeError, OverflowError, RecursionError) as error:
+            rows.append(_BadRow(f"not valid YAML: {' '.join(str(error).split())}"))
     return rows, [item.start_mark.line + 1 for item in node.value]
 
 
 def _read_csv(path: str) -> tuple[list[Any], list[int]]:
-    rows, lines = [], []
+    """Rows with the line that each begins on; blank lines are passed over."""
+    rows: list[Any] = []
+    lines: list[int] = []
     csv.field_size_limit(sys.maxsize)  # a prompt may be longer than csv's 128 KiB
-    with open(path, newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        for row in reader:
-            if None in row or None in row.values():
-                count = len(reader.fieldnames or ())
-                raise ValueError(f"{path}:{reader.line_num}: this line does not have the header's {count} columns")
-            rows.append(row)
-            lines.append(reader.line_num)
+    with open(path, newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+        reader = csv.reader(file)
+        names: list[str] | None = None
+        line = 1
+        for fields in reader:
+            begins, line = line, reader.line_num + 1
+            if not fields or (names is not None and len(names) > 1 and len(fields) == 1 and not fields[0].strip()):
+                continue
+            foreign = _foreign_byte(fields)
+            if names is None:
+                if foreign is not None:
+                    raise ValueError(f"{path}:{begins}: the header is not UTF-8: it has the byte {foreign:#x}")
+                names = fields
+                _check_columns(path, names)
+                continue
+            if foreign is not None:
+                rows.append(_BadRow(f"not UTF-8: it has the byte {foreign:#x}"))
+            elif len(fields) != len(names):
+                rows.append(_BadRow(f"this line does not have the header's {len(names)} columns, but {len(fields)}"))
+            else:
+                rows.append(dict(zip(names, fields, strict=True)))
+            lines.append(begins)
     return rows, lines
+
+
+def _foreign_byte(fields: list[str]) -> int | None:
+    """The first byte that is no UTF-8 in text that was read with surrogateescape."""
+    try:
+        "".join(fields).encode()
+    except UnicodeEncodeError as error:
+        return ord(error.object[error.start]) & 0xFF
+    return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import json
 import math
 import re
 from dataclasses import dataclass
@@ -11,7 +12,11 @@ from pathlib import Path
 _SUFFIXES = re.compile(r"^(?P<path>.+?)(?:@\[(?P<slice>[^\]]*)\])?(?:@(?P<weight>[0-9.eE+-]+))?$")
 SUPPORTED = (".jsonl", ".json", ".parquet", ".csv", ".arrow", ".yaml", ".yml")
 # Files that a Hugging Face datasets folder has beside its data.
-_NOT_DATA = {"dataset_info.json", "state.json", "dataset_dict.json"}
+_NOT_DATA = {"dataset_info.json", "dataset_infos.json", "state.json", "dataset_dict.json"}
+# Kinds of which a folder may have one. Beside them, .json and .yaml files are settings and cards.
+_KINDS = ((".arrow",), (".parquet",), (".jsonl",), (".csv",))
+_SPLIT = re.compile(r"(?<![a-z])(train|training|test|testing|valid|validation|val|dev|eval)(?![a-z])")
+_SPLIT_OF = {"training": "train", "testing": "test", "val": "validation", "valid": "validation", "dev": "validation"}
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,8 @@ def _parse_weight(text: str, part: str, flag: str) -> float:
 
 def _expand(path: str, flag: str) -> list[str]:
     if glob.has_magic(path) and not Path(path).exists():
-        found = sorted(p for p in glob.glob(path, recursive=True) if Path(p).suffix in SUPPORTED)
+        matches = (Path(p) for p in glob.glob(path, recursive=True))
+        found = sorted(str(p) for p in matches if p.suffix in SUPPORTED and _is_data(p, flag))
         if not found:
             raise ValueError(f"{flag}: no {', '.join(SUPPORTED)} file matches {path!r}")
         return found
@@ -83,12 +89,65 @@ def _expand(path: str, flag: str) -> list[str]:
 
 
 def _expand_folder(folder: Path, flag: str) -> list[str]:
-    """The data files of a folder: a saved Hugging Face dataset, or a tree of data files."""
+    """The data files of a folder: a saved Hugging Face dataset, or a tree of data files of one kind and one split.
+
+    Raises:
+        ValueError: none, or more than one may be meant; names them.
+    """
     if (folder / "dataset_dict.json").is_file():
         splits = sorted(str(p) for p in folder.iterdir() if (p / "state.json").is_file())
         raise ValueError(f"{flag}: {str(folder)!r} holds several splits; name one: {', '.join(splits)}")
-    for suffix in (".arrow", ".parquet", ".jsonl", ".json", ".csv"):
-        found = sorted(str(p) for p in folder.rglob(f"*{suffix}") if p.name not in _NOT_DATA)
-        if found:
-            return found
-    raise ValueError(f"{flag}: the folder {str(folder)!r} holds no {', '.join(SUPPORTED)} file")
+    if (listed := _saved_files(folder, flag)) is not None:
+        return [str(path) for path in listed]
+    visible = (p for p in folder.rglob("*") if not any(name.startswith(".") for name in p.relative_to(folder).parts))
+    tree = sorted(p for p in visible if p.suffix in SUPPORTED and p.is_file() and _is_data(p, flag))
+    by_kind = {kind: [p for p in tree if p.suffix in kind] for kind in (*_KINDS, (".json",), (".yaml", ".yml"))}
+    have = [kind for kind in _KINDS if by_kind[kind]] or [kind for kind, found in by_kind.items() if found]
+    if not have:
+        raise ValueError(f"{flag}: the folder {str(folder)!r} holds no {', '.join(SUPPORTED)} file")
+    if len(have) > 1:
+        kinds = " and ".join(kind[0] for kind in have)
+        raise ValueError(
+            f"{flag}: the folder {str(folder)!r} holds {kinds} files; say which, as {folder}/*{have[0][0]}"
+        )
+    found = by_kind[have[0]]
+    splits = {_split_of(p.relative_to(folder)) for p in found} - {None}
+    if len(splits) > 1:
+        words = " and ".join(sorted(map(str, splits)))
+        raise ValueError(f"{flag}: the folder {str(folder)!r} holds {words} files; say which, as {found[0]}")
+    return [str(p) for p in found]
+
+
+def _split_of(path: Path) -> str | None:
+    """The split that a path names, if any; its file name goes before its folders."""
+    for part in reversed(path.parts):
+        if match := _SPLIT.search(part.lower()):
+            return _SPLIT_OF.get(match[1], match[1])
+    return None
+
+
+def _is_data(path: Path, flag: str) -> bool:
+    if path.name in _NOT_DATA:
+        return False
+    listed = _saved_files(path.parent, flag) if path.suffix == ".arrow" else None
+    return listed is None or path in listed
+
+
+def _saved_files(folder: Path, flag: str) -> list[Path] | None:
+    """The files that a folder of `save_to_disk` says it consists of, or None for another folder.
+
+    Beside them may lie results of `map` (cache-*.arrow), and shards of what was saved there before.
+    """
+    state = folder / "state.json"
+    if not state.is_file() or not (folder / "dataset_info.json").is_file():
+        return None
+    try:
+        content = json.loads(state.read_text(encoding="utf-8"))
+        files = [folder / entry["filename"] for entry in content["_data_files"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{flag}: {state} is no state of a saved dataset: {type(error).__name__}: {error}") from error
+    if content.get("_indices_data_files"):
+        raise ValueError(f"{flag}: {str(folder)!r} holds a selection of rows; save it with a newer version of datasets")
+    if missing := [str(path) for path in files if not path.is_file()]:
+        raise ValueError(f"{flag}: {state} lists {', '.join(missing)}, which is not there")
+    return files

@@ -18,6 +18,9 @@ from slime_rl.types import Prompt
 
 log = logging.getLogger(__name__)
 
+# Where every row that is checked at the start is bad or too long, and skipped, this many more are looked at for one
+# that can be used: a wrong key is told after seconds, not after a pass over a whole corpus.
+MOST_FURTHER = 100_000
 SKIP_HINT = "--bad-rows skip leaves such rows out"
 
 
@@ -55,15 +58,18 @@ class PromptTable:
         return prompt_from_row(content, source_index, file.where(row), self.data)
 
     def good_rows(self, limit: int | None = None) -> list[int]:
-        """Numbers of those among the first `limit` rows that can be read.
+        """Numbers of those among the first `limit` rows that can be read; where none can, the first good row behind.
 
         Raises:
-            ValueError: a bad row with --bad-rows error, or no good one with skip.
+            ValueError: a bad row with --bad-rows error; with skip, no good one, nor one among MOST_FURTHER rows behind.
         """
         good: list[int] = []
-        first_error = ""
-        checked = len(self) if limit is None else min(limit, len(self))
-        for index in range(checked):
+        first_error, checked = "", 0
+        limit = len(self) if limit is None else limit
+        for index in range(min(limit + MOST_FURTHER, len(self))):
+            if index >= limit and good:
+                break
+            checked += 1
             try:
                 self.get(index)
             except ValueError as error:
@@ -73,10 +79,14 @@ class PromptTable:
             else:
                 good.append(index)
         if not good:
-            raise ValueError(f"{self.flag}: every one of {checked} rows is bad; the first: {first_error}")
+            raise ValueError(f"{self.flag}: {_every_one_of(checked, len(self))} is bad; the first: {first_error}")
         if skipped := checked - len(good):
             log.warning("%s: left out %d bad rows of %d; the first: %s", self.flag, skipped, checked, first_error)
         return good
+
+
+def _every_one_of(checked: int, rows: int) -> str:
+    return f"every one of {rows} rows" if checked == rows else f"every one of the first {checked} rows of {rows}"
 
 
 def _rows_needed(file: DataFile, first_rows: int | None) -> int | None:
@@ -89,12 +99,14 @@ def _rows_needed(file: DataFile, first_rows: int | None) -> int | None:
 def read_prompts(
     path: str, data_config: DataConfig, flag: str = "--eval-prompt-data", limit: int | None = None
 ) -> list[Prompt]:
-    """All prompts that a data spec names (of its first `limit` rows), in file order, each once whatever its weight.
+    """All prompts that a data spec names (of its first `limit` rows, or the first good one behind where all of them are
+    bad and skipped), in file order, each once whatever its weight.
 
     Raises:
         ValueError: nothing there, a bad row (file:line), or every row bad.
     """
-    table = PromptTable(path, data_config, flag, first_rows=limit)
+    further = MOST_FURTHER if data_config.bad_rows == "skip" else 0
+    table = PromptTable(path, data_config, flag, first_rows=None if limit is None else limit + further)
     return [table.get(index) for index in table.good_rows(limit)]
 
 

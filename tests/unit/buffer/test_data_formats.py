@@ -144,7 +144,7 @@ def test_a_weight_says_how_often_an_epoch_sees_each_row(tmp_path: Path) -> None:
         ("long.jsonl", b'{"prompt": ' + b"1" * 5000 + b"}", r"long\.jsonl:1: not valid JSON: .*digits"),
         ("deep.json", b"[" * 100_000, r"deep\.json: cannot be read: .*recursion"),
         ("deep.yaml", b"[" * 5_000, r"deep\.yaml: cannot be read: .*recursion"),
-        ("latin.csv", "prompt,label\né,2\n".encode("latin1"), r"latin\.csv: cannot be read: .*0xe9"),
+        ("latin.csv", "prompt,label\né,2\n".encode("latin1"), r"latin\.csv:2: not UTF-8: .*0xe9"),
         ("latin.json", '[{"prompt": "é"}]'.encode("latin1"), r"latin\.json: .*0xe9"),
     ],
     ids=lambda value: value if isinstance(value, str) and "." in value and "\\" not in value else "",

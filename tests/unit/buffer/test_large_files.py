@@ -89,8 +89,8 @@ def test_a_dataset_that_turns_out_to_have_no_usable_row_is_an_error_not_a_hang(t
     source = make_source(tmp_path, path, "--long-prompt", "skip", "--max-prompt-len", "10", "--check-rows", "1")
     source.limit_lengths(lambda prompt: list(prompt.prompt))
     assert [p.source_index for _, p in source.next_prompts(2)] == [0, 0]
-    path.write_text("oops\noops\n" + json.dumps({"prompt": "x" * 20, "label": "1"}) + "\n")
-    with pytest.raises(ValueError, match="every one of 2 rows is bad"):
+    path.write_text("oops\n" * 3)
+    with pytest.raises(ValueError, match="every one of 3 rows is bad"):
         make_source(tmp_path, path, "--bad-rows", "skip", "--check-rows", "2")
     first_good = write_rows(tmp_path / "q.jsonl", ["x" * 20, "y" * 20])
     source = make_source(tmp_path, first_good, "--long-prompt", "skip", "--max-prompt-len", "10", "--check-rows", "1")

@@ -1,0 +1,53 @@
+"""A prompt source of the user's own, guarded: what it raises comes with the flag, and what it returns is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from slime_rl.protocols import PromptSource
+from slime_rl.registry import own_code
+from slime_rl.types import Prompt
+
+
+class OwnSource:
+    """A PromptSource around another one. Optional methods (limit_lengths, skipped_rows) are there if that has them."""
+
+    def __init__(self, source: PromptSource, flag: str) -> None:
+        self._source, self._flag = source, flag
+        for name in ("limit_lengths", "skipped_rows"):  # isinstance with a protocol does not ask __getattr__
+            if hasattr(source, name):
+                setattr(self, name, self._guarded(name))
+
+    def next_prompts(self, num_prompts: int) -> list[tuple[int, Prompt]]:
+        with own_code(self._flag, f", asked for {num_prompts} prompts"):
+            return self._source.next_prompts(num_prompts)
+
+    def get(self, source_index: int) -> Prompt:
+        """Raises ValueError unless it is the prompt of that row."""
+        with own_code(self._flag, f", asked for row {source_index}"):
+            prompt: Any = self._source.get(source_index)
+        if not isinstance(prompt, Prompt):
+            raise ValueError(f"{self._flag}: get({source_index}) must return a Prompt, got {prompt!r:.80}")
+        if prompt.source_index != source_index:
+            raise ValueError(f"{self._flag}: get({source_index}) returned the prompt of row {prompt.source_index}")
+        return prompt
+
+    def state_dict(self) -> dict[str, Any]:
+        with own_code(self._flag, ", asked for its state"):
+            return self._source.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        with own_code(self._flag, ", given a saved state"):
+            self._source.load_state_dict(state)
+
+    def __len__(self) -> int:
+        with own_code(self._flag, ", asked for its length"):
+            return len(self._source)
+
+    def _guarded(self, name: str) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            with own_code(self._flag, f", in {name}"):
+                return getattr(self._source, name)(*arguments)
+
+        return call
