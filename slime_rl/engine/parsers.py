@@ -36,10 +36,13 @@ class SglangParser:
             return ParsedTurn(content=text, reasoning=reasoning)
         declared = [self.parsers["tool"].model_validate(schema) for schema in tools]
         reader = self.parsers["function"](declared, self.tool_call_parser)
-        if not reader.has_tool_call(text):
-            return ParsedTurn(content=text, reasoning=reasoning)
-        content, found = reader.parse_non_stream(text)
-        calls = [ToolCall(name=call.name or "", arguments=call.parameters) for call in found]
+        try:
+            if not reader.has_tool_call(text):
+                return ParsedTurn(content=text, reasoning=reasoning)
+            content, found = reader.parse_non_stream(text)
+            calls = [ToolCall(name=call.name or "", arguments=call.parameters) for call in found]
+        except Exception:  # the formats' readers raise errors of every kind at what a policy can write
+            return ParsedTurn(content=text, reasoning=reasoning, malformed=True)
         return ParsedTurn(content=content if calls else text, reasoning=reasoning, calls=calls, malformed=not calls)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from slime_rl.config import Config
 from slime_rl.rollout.agent.exactness import find_parting
-from slime_rl.rollout.agent.parsing import ParsedTurn, assistant_message
+from slime_rl.rollout.agent.parsing import ParsedTurn, as_unicode, assistant_message, read_turn
 from slime_rl.rollout.agent.template import Message
 from slime_rl.rollout.agent.turns import TurnRenderer
 from slime_rl.rollout.generate import append_generation
@@ -66,7 +66,7 @@ class Episode:
         if sample.status is Status.ABORTED:
             return None
         text = self._turn_text()
-        parsed = self.runtime.parser.parse(text, self.tools)
+        parsed = read_turn(self.runtime.parser, text, self.tools)
         if self.renderer.template.arguments == "none" and parsed.calls:
             shown: Message = {"role": "assistant", "content": text}  # the template knows no calls: they stay text
         else:
@@ -100,6 +100,7 @@ class Episode:
 
     def cut(self, text: str) -> str:
         """A tool's answer with at most --max-tool-response-len tokens: its beginning and its end."""
+        text = as_unicode(text)
         limit = self.config.agent.max_tool_response_len
         if len(text) <= limit:  # a token has at least one character
             return text

@@ -25,7 +25,7 @@ from slime_rl.config import Config
 from slime_rl.config.agent import AgentConfig
 from slime_rl.config.checks import read_text
 from slime_rl.rollout.agent.mcp import McpError, McpServer
-from slime_rl.rollout.agent.parsing import ToolCall
+from slime_rl.rollout.agent.parsing import MAX_DEPTH, ToolCall, depth_of
 from slime_rl.rollout.rewards.fence import current_fence
 
 Schema = dict[str, Any]
@@ -36,6 +36,7 @@ BUILTIN = {
 }
 _JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
 SERVER_START_S = 30.0
+LATE_S = 0.5  # of an async tool past its deadline: other work of the event loop, not a tool that blocks it
 _ENTRY_KEYS = {"name", "function", "timeout_s", "schema", "description"}
 
 
@@ -62,6 +63,7 @@ class ToolSet:
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self.tools = {tool.name: tool for tool in tools}
+        self._left_behind: set[asyncio.Task[ToolAnswer]] = set()  # asyncio itself holds tasks weakly
 
     def schemas(self, entries: Sequence[str | Schema], where: str) -> list[Schema]:
         """JSON schemas for names (looked up here) and schemas (taken as they are).
@@ -88,10 +90,12 @@ class ToolSet:
             return _error(f"there is no tool {call.name!r}; known are {', '.join(sorted(allowed)) or 'none'}")
         try:
             arguments = json.loads(call.arguments or "{}")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return _error(f"the arguments are not JSON: {error}")
         if not isinstance(arguments, dict):
             return _error(f"the arguments must be a JSON object, got {call.arguments}")
+        if depth_of(arguments) > MAX_DEPTH:
+            return _error(f"the arguments nest deeper than {MAX_DEPTH}")
         if tool.server is not None or tool.is_async:
             return await self._run_here(tool, arguments)
         return await self._run_fenced(tool, arguments)
@@ -105,17 +109,34 @@ class ToolSet:
         return _error(answer.message or str(answer.failure))
 
     async def _run_here(self, tool: Tool, arguments: dict[str, Any]) -> ToolAnswer:
+        """In a task of its own, which is left behind when it goes on in spite of being cancelled at its deadline."""
+        task = asyncio.create_task(_guarded(tool, arguments))
+        self._left_behind.add(task)
+        task.add_done_callback(self._left_behind.discard)
+        deadline = asyncio.get_running_loop().time() + tool.timeout_s
         try:
-            async with asyncio.timeout(tool.timeout_s):
-                if tool.server is not None:
-                    value = await tool.server.call(tool.name, arguments, tool.timeout_s)
-                else:
-                    value = await load_function(tool.function, tool.name)(**arguments)
-        except TimeoutError:
+            await asyncio.wait({task}, timeout=tool.timeout_s)
+        finally:
+            task.cancel()
+        if not task.done() or asyncio.get_running_loop().time() > deadline + LATE_S:
             return _error(f"{tool.name} gave no answer within {tool.timeout_s:g} s")
-        except Exception as error:  # a tool may raise anything; the policy reads it
-            return _error(f"{type(error).__name__}: {error}")
-        return ToolAnswer(text=value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))
+        return task.result()
+
+
+async def _guarded(tool: Tool, arguments: dict[str, Any]) -> ToolAnswer:
+    try:
+        if tool.server is not None:
+            value = await tool.server.call(tool.name, arguments, tool.timeout_s)
+        else:
+            value = await load_function(tool.function, tool.name)(**arguments)
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    except KeyboardInterrupt:
+        raise
+    except TimeoutError:
+        return _error(f"{tool.name} gave no answer within {tool.timeout_s:g} s")
+    except BaseException as error:  # a tool may raise anything, SystemExit too; the policy reads it
+        return _error(f"{type(error).__name__}: {error}")
+    return ToolAnswer(text=text)
 
 
 def row_tools(config: Config, metadata: dict[str, Any]) -> list[Schema] | None:

@@ -21,6 +21,12 @@ texts = {
     "broken": ("qwen25", None, '<tool_call>\\n{"name": "calc", "argum\\n</tool_call>'),
     "plain": ("qwen25", None, "just text"),
     "pythonic": ("pythonic", None, '[calc(x="1+2"), calc(x="3")]'),
+    "null": ("qwen25", None, "<tool_call>\\nnull\\n</tool_call>"),
+    "number": ("qwen25", None, "<tool_call>\\n5\\n</tool_call>"),
+    "list": ("qwen25", None, "<tool_call>\\n[1]\\n</tool_call>"),
+    "name": ("qwen25", None, '<tool_call>\\n{"name": {"a": 1}, "arguments": {}}\\n</tool_call>'),
+    "deep": ("qwen25", None, "<tool_call>\\n" + "[" * 5000 + "\\n</tool_call>"),
+    "digits": ("qwen25", None, '<tool_call>\\n{"name": "calc", "arguments": ' + "9" * 5000 + "}\\n</tool_call>"),
     "thought": ("qwen25", "qwen3", "<think>hm</think>five"),
 }
 found = {}
@@ -51,6 +57,11 @@ def test_calls_are_found_in_the_formats_that_sglang_knows(parsed: dict[str, Any]
 def test_a_call_that_cannot_be_read_is_said_to_be_one(parsed: dict[str, Any]) -> None:
     assert parsed["broken"]["malformed"] and parsed["broken"]["calls"] == []
     assert parsed["plain"] == {"content": "just text", "reasoning": "", "calls": [], "malformed": False}
+
+
+@pytest.mark.parametrize("case", ["null", "number", "list", "name", "deep", "digits"])
+def test_what_makes_a_format_stumble_is_a_malformed_call(parsed: dict[str, Any], case: str) -> None:
+    assert parsed[case]["malformed"] and parsed[case]["calls"] == [] and "<tool_call>" in parsed[case]["content"]
 
 
 def test_reasoning_is_taken_apart(parsed: dict[str, Any]) -> None:

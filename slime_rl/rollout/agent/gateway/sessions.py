@@ -22,7 +22,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from slime_rl.rollout.agent.parsing import ParsedTurn, assistant_message
+from slime_rl.rollout.agent.parsing import ParsedTurn, assistant_message, read_turn
 from slime_rl.rollout.agent.template import Message
 from slime_rl.rollout.agent.turns import TurnRenderer
 from slime_rl.rollout.client import Generation
@@ -161,7 +161,7 @@ class Session:
         while body and body[-1] in renderer.special_ids:
             body.pop()
         text = current_runtime().tokenizer.decode(body, skip_special_tokens=False)
-        parsed = current_runtime().parser.parse(text, tools)
+        parsed = read_turn(current_runtime().parser, text, tools)
         message = assistant_message(parsed, len(self.turns))
         if renderer.template.arguments == "none" and parsed.calls:
             shown: Message = {"role": "assistant", "content": text}

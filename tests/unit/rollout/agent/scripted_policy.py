@@ -32,7 +32,7 @@ class HermesLikeParser:
         for block in _CALL.findall(text):
             try:
                 call = json.loads(block)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             calls.append(ToolCall(name=call["name"], arguments=json.dumps(call["arguments"])))
         content = text.partition("<tool_call>")[0].strip() if calls else text

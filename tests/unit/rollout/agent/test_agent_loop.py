@@ -1,17 +1,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from factories import make_config
 from scripted_engine import answer
 from scripted_policy import TOKENIZER, calling, policy, tokens_of
 
 from slime_rl.rollout.agent import agent_loop
 from slime_rl.rollout.agent.builtin_tools import calculator, with_printed_end
+from slime_rl.rollout.agent.parsing import MAX_DEPTH, ParsedTurn, ToolCall, depth_of, read_turn
 from slime_rl.rollout.agent.tools import row_tools, schema_of, tool_set
 from slime_rl.rollout.client import EngineClient
 from slime_rl.rollout.generate import GENERATE_FUNCTIONS
@@ -45,7 +48,7 @@ def tools_importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def tool_file(tmp_path: Path) -> str:
     path = tmp_path / "tools.yaml"
-    names = ("slow", "leave", "long_text", "gathered")
+    names = ("slow", "leave", "long_text", "gathered", "broken_text", "leaving", "stubborn", "blocking")
     lines = [f"  - {{name: {name}, function: 'agent_tools:{name}', timeout_s: 0.5}}" for name in names]
     path.write_text("tools:\n" + "\n".join(lines) + "\n")
     return str(path)
@@ -237,3 +240,92 @@ def test_all_turns_of_an_episode_ask_for_the_same_engine(tmp_path: Path, monkeyp
     monkeypatch.setattr(EngineClient, "generate", recorded)
     run(tmp_path, [calling(("calculator", {"expression": "1"})), "1" + END], "--tools", "calculator")
     assert keys == ["0-0", "0-0"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"x": "\ud800"}, {"\ud800": 1}, json.loads("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1))],
+)
+def test_a_call_that_no_template_could_show_is_answered_as_an_error(tmp_path: Path, arguments: Any) -> None:
+    turns = [calling(("calculator", arguments)), "ok" + END]
+    sample, _ = run(tmp_path, turns, "--tools", "calculator", budget=2000)
+    state = sample.metadata["agent"]
+    assert contents(sample)[0].startswith("Error: the tool call could not be read")
+    assert (state["num_tool_errors"], state["stop_reason"]) == (1, "stop")
+    json.dumps(state, ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize(
+    "call", [{"name": {"a": 1}}, {"arguments": None}, {"name": "\ud800"}, {"arguments": '"\ud800"'}]
+)
+def test_a_call_that_a_parser_made_of_something_else_is_malformed(call: dict[str, Any]) -> None:
+    class Parser:
+        def parse(self, text: str, tools: Any) -> ParsedTurn:
+            return ParsedTurn(content="", calls=[ToolCall(**{"name": "f", "arguments": "{}", **call})])
+
+    parsed = read_turn(Parser(), "what it wrote", [])
+    assert (parsed.content, parsed.calls, parsed.malformed) == ("what it wrote", [], True)
+
+
+def test_depth_is_found_without_recursion() -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert depth_of(deep) == 100_001 and depth_of({"a": [1, {"b": 2}]}) == 3 and depth_of("x") == 0
+
+
+@pytest.mark.parametrize("arguments", ["[" * 100_000, "9" * 5000, '{"a": ' + "[" * 70 + "]" * 70 + "}", "null", '{"a"'])
+def test_arguments_that_cannot_be_read_are_answered(tmp_path: Path, arguments: str) -> None:
+    tools = tool_set(make_config(tmp_path).agent)
+    answer = asyncio.run(tools.call(ToolCall(name="calculator", arguments=arguments), ["calculator"]))
+    assert answer.failed and answer.text.startswith("Error: the arguments")
+
+
+def test_a_tool_may_answer_text_that_is_no_unicode(tmp_path: Path) -> None:
+    turns = [calling(("broken_text", {})), "ok" + END]
+    sample, _ = run(tmp_path, turns, "--tools", "broken_text", "--tool-config", tool_file(tmp_path))
+    assert contents(sample) == ["a?b"]
+
+
+def call_here(tmp_path: Path, name: str, **arguments: Any) -> tuple[str, float]:
+    """The answer of an async tool with a limit of half a second, and how long it took."""
+
+    async def go() -> tuple[str, float]:
+        tools = tool_set(make_config(tmp_path, "--tool-config", tool_file(tmp_path)).agent)
+        started = time.monotonic()
+        answer = await tools.call(ToolCall(name=name, arguments=json.dumps(arguments)), [name])
+        return answer.text, time.monotonic() - started
+
+    return asyncio.run(go())
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("exit", "Error: SystemExit: 3"),
+        ("cancel", "Error: CancelledError: "),
+        ("base", "Error: BaseException: boom"),
+        ("circle", "Error: ValueError: Circular reference detected"),
+    ],
+)
+def test_whatever_an_async_tool_raises_is_text(tmp_path: Path, kind: str, text: str) -> None:
+    assert call_here(tmp_path, "leaving", kind=kind)[0] == text
+
+
+def test_an_async_tool_is_not_waited_for_beyond_its_deadline(tmp_path: Path) -> None:
+    text, seconds = call_here(tmp_path, "stubborn")
+    assert text == "Error: stubborn gave no answer within 0.5 s" and seconds < 0.9
+    assert call_here(tmp_path, "blocking")[0] == "Error: blocking gave no answer within 0.5 s"
+
+
+def test_an_async_tool_is_cancelled_with_its_episode(tmp_path: Path) -> None:
+    async def go() -> int:
+        tools = tool_set(make_config(tmp_path, "--tool-config", tool_file(tmp_path)).agent)
+        call = asyncio.create_task(tools.call(ToolCall(name="gathered", arguments='{"name": "x"}'), ["gathered"]))
+        await asyncio.sleep(0.01)
+        call.cancel()
+        await asyncio.wait({call})
+        await asyncio.sleep(0.01)
+        return len(asyncio.all_tasks())
+
+    assert asyncio.run(go()) == 1
