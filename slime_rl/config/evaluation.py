@@ -40,6 +40,9 @@ def for_evaluation(config: Config, name: str) -> Config:
         if of_set == name:
             section, field = _field_of(entry, flag)
             changes.setdefault(section, {})[field] = _value(config, section, field, entry, value)
+    reward = changes.get("reward", {})
+    if "rm_type" in reward:  # a function of one's own for the run would win over it
+        reward.setdefault("reward_function_path", None)
     sections = {s: dataclasses.replace(getattr(config, s), **fields) for s, fields in changes.items()}
     if not sections:
         return config

@@ -144,3 +144,14 @@ def test_every_set_is_scored_by_its_own_reward_while_production_goes_on(tmp_path
     assert metrics["eval/plain/num_prompts"] == 5 and "eval/plain/majority" not in metrics
     assert metrics["eval/own/accuracy"] == 0.5 and metrics["eval/own/pass_at_1"] == 0.5
     assert metrics["eval/own/pass_at_2"] == pytest.approx(5 / 6) and metrics["eval/own/pass_at_4"] == 1.0
+
+
+def test_a_built_in_reward_of_one_set_wins_over_the_runs_own_function(tmp_path: Path) -> None:
+    sets = ("--eval-prompt-data", "a", str(write_prompts(tmp_path / "a.jsonl")))
+    own = ("--reward-function-path", "mine:reward")
+    config = make_config(tmp_path, *sets, *own, "--eval-override", "a:rm-type=exact")
+    reward = for_evaluation(config, "a").reward
+    assert (reward.rm_type, reward.reward_function_path) == ("exact", None)
+    both = ("a:rm-type=exact", "a:reward-function-path=mine:other")
+    config = make_config(tmp_path, *sets, *own, "--eval-override", *both)
+    assert for_evaluation(config, "a").reward.reward_function_path == "mine:other"
