@@ -94,7 +94,8 @@ class EngineClient:
             ValueError: the engine refused the request (4xx) or its answer does not fit together.
             TimeoutError: no answer within `timeout_s`, retries included; names the last failure.
         """
-        scope = current_scope()
+        scope, now = current_scope(), asyncio.get_running_loop().time
+        came_at = now()
         if scope is not None:
             scope.queued += 1
         async with self._slots:
@@ -103,8 +104,10 @@ class EngineClient:
             scope.queued -= 1
             if scope.interrupted:
                 return NOTHING
-            if not scope.has_sent:
-                scope.has_sent, scope.started_at = True, asyncio.get_running_loop().time()
+            if scope.has_sent:
+                scope.queued_s += now() - came_at
+            else:
+                scope.has_sent, scope.started_at = True, now()
             return await self._generate(scope.requests, input_ids, sampling_params, routing_key)
 
     async def _generate(

@@ -53,6 +53,7 @@ class GroupRunner:
         path = config.buffer.sample_filter_path
         self.sample_filter: SampleFilter | None = SAMPLE_FILTERS.load(path) if path else None
         self._starting = asyncio.Lock()
+        self._scopes: dict[int, list[SampleScope]] = {}  # of groups under way
 
     async def run(
         self,
@@ -113,10 +114,12 @@ class GroupRunner:
         limit_s = self.config.rollout.group_timeout_s
         task = asyncio.create_task(work)
         try:
-            await asyncio.wait({task}, timeout=limit_s)
+            await self._wait(task, group, limit_s)
         except asyncio.CancelledError:
             await self._end(task, group)
             raise
+        finally:
+            self._scopes.pop(group.group_index, None)
         if task.cancelled():
             raise ValueError(f"{self._functions} raised CancelledError, for group {group.group_index}; {_DROP_HINT}")
         if task.done():
@@ -128,6 +131,16 @@ class GroupRunner:
             f"{finished} of {len(group.samples)} samples are finished; a generate or reward function hangs, or the "
             "engines are too slow"
         )
+
+    async def _wait(self, task: asyncio.Task[Any], group: Group, limit_s: float) -> None:
+        """Until the task is done or has taken `limit_s`, not counting while all of its samples wait for a slot."""
+        now, left = asyncio.get_running_loop().time, limit_s
+        while not task.done() and left > 0:
+            before = now()
+            await asyncio.wait({task}, timeout=min(left, max(1.0, limit_s / 100)))
+            running = [scope for scope in self._scopes.get(group.group_index, ()) if scope.is_running]
+            if not running or not all(scope.queued for scope in running):
+                left -= now() - before
 
     async def _end(self, task: asyncio.Task[Any], group: Group) -> None:
         """Cancel the task and see it end; one that takes no notice is left alone, and told of."""
@@ -154,13 +167,16 @@ class GroupRunner:
         Samples that were interrupted come back as they are, or as ABORTED.
         """
         pending: list[tuple[Sample, SampleScope | None]] = []
+        scopes = self._scopes[group.group_index] = []
         async with self._starting:  # one after the other: the first requests are out before the last is rendered
             await asyncio.sleep(0)
             prepare(self.config, group.samples)
         try:
             async with asyncio.TaskGroup() as tasks:
                 for sample in group.samples:
-                    pending.append((sample, self._begin(tasks, sample, sampling_params, on_start)))
+                    scope = self._begin(tasks, sample, sampling_params, on_start)
+                    pending.append((sample, scope))
+                    scopes += [] if scope is None else [scope]
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None  # the first one ended the others; it is the one to tell
         produced: list[Sample] = []

@@ -215,7 +215,7 @@ class InFlight:
         for scope in flight.scopes:
             if deadline_s is not None and scope.is_running and not scope.queued:
                 scope.started_at = now if scope.started_at is None else scope.started_at
-                if now > scope.started_at + deadline_s:
+                if now > scope.started_at + scope.queued_s + deadline_s:
                     scope.interrupt(now)
             if scope.interrupted_at is not None and now > scope.interrupted_at + GRACE_S and scope.task is not None:
                 scope.task.cancel()

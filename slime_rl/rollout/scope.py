@@ -25,6 +25,7 @@ class SampleScope:
     started_at: float | None = None  # when it began; once a request was sent, when that was
     has_sent: bool = False
     queued: int = 0  # requests that wait for a free slot at the engines
+    queued_s: float = 0.0  # how long later requests than the first have waited for one
     interrupted_at: float | None = None
 
     @property

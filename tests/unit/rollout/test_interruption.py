@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from slime_rl.rollout.client import EngineClient
 from slime_rl.rollout.group_loop import group_loop
 from slime_rl.rollout.groups import mask_older
 from slime_rl.rollout.in_flight import GRACE_S
-from slime_rl.rollout.runtime import RolloutRuntime, use_runtime
+from slime_rl.rollout.runtime import RolloutRuntime, current_runtime, use_runtime
 from slime_rl.rollout.scope import SampleScope, use_scope
 from slime_rl.types import Group, RolloutOutput, Sample, Status
 
@@ -370,3 +371,28 @@ def test_an_abort_reaches_the_engine_behind_the_router() -> None:
         await engine.close()
 
     asyncio.run(go())
+
+
+def test_waiting_for_a_slot_counts_for_no_time_limit(tmp_path: Path) -> None:
+    """Four samples of 20 s on one slot: the last one waits 60 s, and no function or engine hangs."""
+    for limit in ("--group-timeout-s", "--sample-deadline-s"):
+        steps = Steps(tmp_path, limit, "50", length_of=lambda ids: 20)
+        steps.slots = 1
+        assert len(steps.run(1).outputs[0].groups) == 2 and steps.buffer.counts()["dropped"] == 0
+
+
+async def two_turns(config: Config, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    for _ in range(2):
+        answer = await current_runtime().engine.generate(sample.tokens, sampling_params)
+        sample.append_tokens(answer.tokens, log_probs=answer.log_probs, versions=answer.versions)
+    sample.status = Status.COMPLETED
+    return sample
+
+
+def test_waiting_between_turns_counts_for_no_deadline(tmp_path: Path) -> None:
+    flags = ("--generate-function-path", "test_interruption:two_turns", "--sample-deadline-s", "50")
+    steps = Steps(tmp_path, *flags, length_of=lambda ids: 20)
+    steps.slots = 1
+    groups = steps.run(1).outputs[0].groups
+    assert [group.attempts for group in groups] == [1, 1] and steps.client.num_aborted == 0
+    assert all(sample.response_length == 40 for group in groups for sample in group.samples)
