@@ -21,7 +21,7 @@ _AS_BITS = {1: torch.uint8, 2: torch.int16}
 def tensor_to_array(tensor: Tensor) -> tuple[np.ndarray, str]:
     """A numpy view of a tensor (copied to the CPU when it lives elsewhere) and the name of its dtype."""
     name = str(tensor.dtype).removeprefix("torch.")
-    tensor = tensor.detach().cpu().contiguous()
+    tensor = tensor.detach().cpu().contiguous().resolve_conj().resolve_neg()
     if tensor.dtype == torch.bfloat16 or name.startswith("float8"):
         tensor = tensor.view(_AS_BITS[tensor.element_size()])
     return tensor.numpy(), name

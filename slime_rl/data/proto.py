@@ -11,7 +11,7 @@ what arrives shares the store's memory, so clone a tensor before writing to it i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -100,7 +100,7 @@ class DataProto(Rearrange):
         """A name gives that field, an int one DataProtoItem; slice, list, array, tensor or mask give a DataProto."""
         if isinstance(item, str):
             if item not in self:
-                raise KeyError(f"no field {item!r}; there are {', '.join(sorted(self.keys())) or 'none'}")
+                raise KeyError(f"no field {item!r}; there are {', '.join(map(str, _sorted(self.keys()))) or 'none'}")
             return self.tensors[item] if item in self.tensors else self.non_tensors[item]
         if is_whole(item):
             item = int(item)
@@ -135,7 +135,7 @@ class DataProto(Rearrange):
             tensors = {k: _clone(v) for k, v in tensors.items()}
             arrays = {k: v.copy() for k, v in arrays.items()}
         if meta_keys is not None and (missing := [k for k in meta_keys if k not in self.meta_info]):
-            raise ValueError(f"select: no meta_info {missing}; there is {sorted(self.meta_info)}")
+            raise ValueError(f"select: no meta_info {missing}; there is {_sorted(self.meta_info)}")
         meta = self.meta_info if meta_keys is None else {k: self.meta_info[k] for k in meta_keys}
         return DataProto(tensors, arrays, meta)
 
@@ -146,7 +146,7 @@ class DataProto(Rearrange):
             self.tensors.pop(key, None)
             self.non_tensors.pop(key, None)
         for key in meta_keys:
-            del self.meta_info[key]
+            self.meta_info.pop(key, None)
         return taken
 
     def rename(self, old: str | Sequence[str], new: str | Sequence[str]) -> Self:
@@ -160,7 +160,7 @@ class DataProto(Rearrange):
             raise ValueError(f"rename: a field has one new name, got {olds}")
         after = [names.get(key, key) for key in self.keys()]
         if len(set(after)) < len(after):
-            raise ValueError(f"rename: {news} would overwrite fields that exist: {sorted(self.keys())}")
+            raise ValueError(f"rename: {news} would overwrite fields that exist: {_sorted(self.keys())}")
         self.tensors = {names.get(k, k): v for k, v in self.tensors.items()}
         self.non_tensors = {names.get(k, k): v for k, v in self.non_tensors.items()}
         return self
@@ -170,6 +170,8 @@ class DataProto(Rearrange):
 
         A name that both have must hold equal values (NaN equals NaN); otherwise ValueError, and nothing is changed.
         """
+        if not isinstance(other, DataProto):
+            raise ValueError(f"union: needs a DataProto, got {type(other).__name__}")
         if self.keys() and other.keys() and len(self) != len(other):
             raise ValueError(f"union: {len(self)} and {len(other)} rows")
         for key in self._fields().keys() & other._fields().keys():
@@ -190,7 +192,7 @@ class DataProto(Rearrange):
 
     def _require(self, keys: Sequence[str], operation: str) -> None:
         if missing := [key for key in keys if key not in self]:
-            raise ValueError(f"{operation}: no field {missing}; there are {sorted(self.keys())}")
+            raise ValueError(f"{operation}: no field {missing}; there are {_sorted(self.keys())}")
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DataProto):
@@ -204,7 +206,7 @@ class DataProto(Rearrange):
     def __repr__(self) -> str:
         fields = self._fields().items()
         shown = [f"{k}: {v if isinstance(v, Ragged) else f'{v.dtype}{list(v.shape)}'}" for k, v in fields]
-        return f"{type(self).__name__}({len(self)} rows; {', '.join(shown)}; meta {sorted(self.meta_info)})"
+        return f"{type(self).__name__}({len(self)} rows; {', '.join(shown)}; meta {_sorted(self.meta_info)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         packed = {k: v if isinstance(v, Ragged) else tensor_to_array(v) for k, v in self.tensors.items()}
@@ -222,6 +224,11 @@ def object_array(values: Sequence[Any]) -> np.ndarray:
     for i, value in enumerate(values):
         array[i] = value
     return array
+
+
+def _sorted(names: Iterable[Any]) -> list[Any]:
+    """Keys of meta info may be of several types, which Python does not compare."""
+    return sorted(names, key=str)
 
 
 def _as_tensor(key: str, value: Any) -> Tensor:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from slime_rl.data.arrays import is_whole, to_row_index
+from slime_rl.data.arrays import is_whole, tensors_equal, to_row_index
 from slime_rl.data.ragged import Ragged
 
 Field = Tensor | Ragged | np.ndarray
@@ -39,7 +39,7 @@ class Rearrange:
         Raises:
             ValueError: the rows do not divide and `auto_padding` is off.
         """
-        _check_count("chunk: the number of chunks", chunks, 1)
+        chunks = _check_count("chunk: the number of chunks", chunks, 1)
         whole = self
         if auto_padding:
             whole, pad_size = self.pad_to_divisor(chunks)
@@ -51,22 +51,25 @@ class Rearrange:
 
     def split(self, rows_per_piece: int) -> list[Self]:
         """Pieces of `rows_per_piece` rows; the last one may be shorter. No rows are one empty piece, for `concat`."""
-        _check_count("split: rows per piece", rows_per_piece, 1)
+        rows_per_piece = _check_count("split: rows per piece", rows_per_piece, 1)
         starts = range(0, max(len(self), 1), rows_per_piece)
         return [self.select_rows(slice(at, at + rows_per_piece)) for at in starts]
 
     @classmethod
-    def concat(cls, parts: Sequence[Self]) -> Self:
+    def concat(cls, parts: Iterable[Self]) -> Self:
         """The rows of all parts in order.
 
         `meta_info["metrics"]` of the parts becomes a dict of lists; every other meta key that several parts have must
         be equal in them. All parts must have the same fields.
         """
+        parts = list(parts)
         if not parts:
             raise ValueError("concat needs at least one part")
+        if odd := [type(part).__name__ for part in parts if not isinstance(part, Rearrange)]:
+            raise ValueError(f"concat joins batches, got {odd[0]}")
         for what in ("tensors", "non_tensors"):
             have = [set(getattr(part, what)) for part in parts]
-            if odd := sorted(set.union(*have) - set.intersection(*have)):
+            if odd := sorted(set.union(*have) - set.intersection(*have), key=str):
                 raise ValueError(f"concat: {what} {odd} are not in every part")
         tensors = {key: _concat_field(key, [part.tensors[key] for part in parts]) for key in parts[0].tensors}
         arrays = {key: _concat_arrays(key, [part.non_tensors[key] for part in parts]) for key in parts[0].non_tensors}
@@ -90,7 +93,7 @@ class Rearrange:
 
     def repeat(self, times: int, interleave: bool = True) -> Self:
         """Every row `times` times: next to each other (`interleave`), or the whole batch again and again."""
-        _check_count("repeat: times", times, 0)
+        times = _check_count("repeat: times", times, 0)
         rows = torch.arange(len(self))
         return self.select_rows(rows.repeat_interleave(times) if interleave else rows.repeat(times))
 
@@ -110,7 +113,7 @@ class Rearrange:
 
         No rows are a multiple of any number already, and stay none.
         """
-        _check_count("pad_to_divisor: the divisor", divisor, 1)
+        divisor = _check_count("pad_to_divisor: the divisor", divisor, 1)
         pad_size = -len(self) % divisor
         if pad_size == 0:
             return self.select_rows(slice(None)), 0
@@ -118,14 +121,14 @@ class Rearrange:
 
     def unpad(self, pad_size: int) -> Self:
         """Without the last `pad_size` rows."""
-        _check_count("unpad: the number of rows", pad_size, 0)
+        pad_size = _check_count("unpad: the number of rows", pad_size, 0)
         if pad_size > len(self):
             raise ValueError(f"unpad: cannot take {pad_size} rows off {len(self)}")
         return self.select_rows(slice(0, len(self) - pad_size))
 
     def fold_batch_dim(self, new_batch_size: int) -> Self:
         """Dense fields `[N, ...]` as `[new_batch_size, N / new_batch_size, ...]`. Ragged fields cannot be folded."""
-        _check_count("fold_batch_dim: the new batch size", new_batch_size, 1)
+        new_batch_size = _check_count("fold_batch_dim: the new batch size", new_batch_size, 1)
         if len(self) % new_batch_size:
             raise ValueError(f"fold_batch_dim: {len(self)} rows do not fold into {new_batch_size}")
         inner = len(self) // new_batch_size
@@ -133,7 +136,7 @@ class Rearrange:
 
     def unfold_batch_dim(self, batch_dims: int = 2) -> Self:
         """The inverse: the first `batch_dims` dimensions of every field as one."""
-        _check_count("unfold_batch_dim: the number of dimensions", batch_dims, 1)
+        batch_dims = _check_count("unfold_batch_dim: the number of dimensions", batch_dims, 1)
         for key, value in [*self.tensors.items(), *self.non_tensors.items()]:
             if not isinstance(value, Ragged) and value.ndim < batch_dims:
                 shape = tuple(value.shape)
@@ -144,7 +147,7 @@ class Rearrange:
 
     def unfold_column_chunks(self, num_chunks: int, split_keys: Sequence[str]) -> Self:
         """Dense `split_keys` `[N, C, ...]` as `[N * num_chunks, C / num_chunks, ...]`; other rows are repeated."""
-        _check_count("unfold_column_chunks: the number of chunks", num_chunks, 1)
+        num_chunks = _check_count("unfold_column_chunks: the number of chunks", num_chunks, 1)
         repeated = self.repeat(num_chunks)
         tensors = dict(repeated.tensors)
         for key in split_keys:
@@ -161,12 +164,14 @@ class Rearrange:
         The order depends on the seed alone.
 
         Raises:
-            ValueError: at the call, when the rows do not divide into mini-batches.
+            ValueError: at the call, when a number is none, or the rows do not divide into mini-batches.
         """
-        _check_count("make_iterator: the mini-batch size", mini_batch_size, 1)
-        _check_count("make_iterator: epochs", epochs, 0)
+        mini_batch_size = _check_count("make_iterator: the mini-batch size", mini_batch_size, 1)
+        epochs = _check_count("make_iterator: epochs", epochs, 0)
         if seed is not None:
-            _check_count("make_iterator: the seed", seed, 0)
+            seed = _check_count("make_iterator: the seed", seed, 0)
+            if seed >= 1 << 63:
+                raise ValueError(f"make_iterator: the seed must be < 2**63, got {seed}")
         if len(self) % mini_batch_size:
             raise ValueError(f"make_iterator: {len(self)} rows do not divide into mini-batches of {mini_batch_size}")
         return self._iterate(mini_batch_size, epochs, seed)
@@ -192,9 +197,11 @@ class Rearrange:
         return self.rebuild(tensors, {key: change(value) for key, value in self.non_tensors.items()}, self.meta_info)
 
 
-def _check_count(what: str, value: Any, least: int) -> None:
+def _check_count(what: str, value: Any, least: int) -> int:
+    """`value` as an int of Python, whichever kind of integer it is."""
     if not is_whole(value) or value < least:
         raise ValueError(f"{what} must be a whole number >= {least}, got {value!r}")
+    return int(value)
 
 
 def _concat_arrays(key: str, values: list[np.ndarray]) -> np.ndarray:
@@ -224,6 +231,8 @@ def _concat_meta(metas: list[dict[str, Any]]) -> dict[str, Any]:
         for key, value in meta.items():
             if key == "metrics":
                 for entry in value if isinstance(value, list) else [value]:
+                    if not isinstance(entry, Mapping):
+                        raise ValueError(f"concat: meta_info['metrics'] must hold dictionaries, got {entry!r:.80}")
                     for name, number in entry.items():
                         metrics.setdefault(name, []).extend(number if isinstance(number, list) else [number])
             elif key in merged and not same_meta(merged[key], value):
@@ -239,7 +248,11 @@ def same_meta(a: Any, b: Any) -> bool:
         return a.keys() == b.keys() and all(same_meta(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
         return type(a) is type(b) and len(a) == len(b) and all(same_meta(x, y) for x, y in zip(a, b, strict=True))
-    if isinstance(a, Tensor | np.ndarray) or isinstance(b, Tensor | np.ndarray):
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return tensors_equal(a, b)
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        return False
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
         left, right = np.asarray(a), np.asarray(b)
         return type(a) is type(b) and left.shape == right.shape and same_meta(left.tolist(), right.tolist())
     if isinstance(a, float) and isinstance(b, float) and a != a and b != b:

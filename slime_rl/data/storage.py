@@ -10,15 +10,16 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
 from safetensors import SafetensorError
 from torch import Tensor
 
 from slime_rl.data.codec import decode, encode
 from slime_rl.data.proto import DataProto, object_array
 from slime_rl.data.ragged import Ragged
-from slime_rl.data.tensor_file import load_tensors, write_tensors
+from slime_rl.data.tensor_file import load_tensors, problem_of, write_tensors
 
 FORMAT = 1
 P = TypeVar("P", bound=DataProto)
@@ -28,12 +29,57 @@ def save_batch(batch: DataProto, folder: str | Path) -> None:
     """Write `batch` to `folder`, which appears whole or not at all; one that exists is replaced.
 
     Raises:
-        ValueError: an object that cannot be written; names the field and row.
+        ValueError: what cannot be written, or would not come back as it is; names the field, and the row of an object.
+            Nothing is left of it.
     """
     folder = Path(folder)
+    _check_fields(batch, folder)
     aside = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
+    try:
+        _write(batch, aside)
+    except BaseException as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        if isinstance(error, ValueError):
+            raise ValueError(f"{folder}: cannot be written: {error}") from error
+        raise
+    if folder.exists():
+        shutil.rmtree(folder)
+    aside.rename(folder)
+    sync_file(folder.parent)
+
+
+def _check_fields(batch: DataProto, folder: Path) -> None:
+    """Raise ValueError for a field that a saved batch has no form for."""
+    problems: list[tuple[str, str | None]] = []
+    for key, value in batch.tensors.items():
+        if isinstance(value, Ragged):
+            taken = [part for part in (f"{key}/values", f"{key}/offsets") if part in batch.tensors]
+            problem = f"the field {taken[0]!r} has the name of a part of it" if taken else None
+            problems.append((f"tensors[{key!a}]", problem or problem_of(key, value.values)))
+        else:
+            problems.append((f"tensors[{key!a}]", problem_of(key, value)))
+    for key, array in batch.non_tensors.items():
+        problems.append((f"non_tensors[{key!a}]", _array_problem(key, array)))
+    for field, problem in problems:
+        if problem is not None:
+            raise ValueError(f"{folder}: cannot write {field}: {problem}")
+
+
+def _array_problem(key: Any, array: np.ndarray) -> str | None:
+    if not isinstance(key, str):
+        return f"its name must be text, got {key!r}"
+    if type(array) is not np.ndarray:
+        return f"it is a {type(array).__name__}; make it a plain array"
+    if array.dtype == object and array.ndim > 1:
+        return f"it has objects in {array.ndim} dimensions; make it one, with a list in each row"
+    if array.dtype != object and array.dtype.kind not in "biufcSU":
+        return f"it is {array.dtype}; use numbers or text"
+    return None
+
+
+def _write(batch: DataProto, aside: Path) -> None:
     write_tensors(aside / "batch.safetensors", flatten_tensors(batch))
     content = {
         "format": FORMAT,
@@ -46,10 +92,6 @@ def save_batch(batch: DataProto, folder: str | Path) -> None:
     (aside / "batch.json").write_text(json.dumps(content))
     for path in [*aside.iterdir(), aside]:
         sync_file(path)
-    if folder.exists():
-        shutil.rmtree(folder)
-    aside.rename(folder)
-    sync_file(folder.parent)
 
 
 def load_batch(folder: str | Path, kind: type[P] = DataProto) -> P:
@@ -75,7 +117,10 @@ def load_batch(folder: str | Path, kind: type[P] = DataProto) -> P:
         raise ValueError(f"{folder}: not a saved batch: it has no {error}") from error
     except (OSError, ValueError, TypeError, AttributeError, SafetensorError) as error:
         raise ValueError(f"{folder}: not a saved batch: {error}") from error
-    return kind(tensors, arrays, meta_info)
+    try:
+        return kind(tensors, arrays, meta_info)
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from error
 
 
 def flatten_tensors(batch: DataProto) -> dict[str, Tensor]:

@@ -26,16 +26,35 @@ _DTYPES = {
 }
 
 
+def problem_of(name: Any, tensor: Tensor) -> str | None:
+    """Why a file cannot hold `tensor` under `name`, or None."""
+    if not isinstance(name, str):
+        return f"its name must be text, got {name!r}"
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return f"its name {name!a} has half of a surrogate pair"
+    if name == "__metadata__":
+        return "safetensors keeps the name '__metadata__' for itself"
+    if tensor.dtype not in _DTYPES:
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES)
+        return f"it is {str(tensor.dtype).removeprefix('torch.')}; convert it to one of {known}"
+    if tensor.layout is not torch.strided:
+        return f"it is {str(tensor.layout).removeprefix('torch.')}; make it dense"
+    return None
+
+
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """A safetensors file, tensor after tensor: the library's own writer first copies all of them in memory.
 
     Raises:
-        ValueError: a dtype that the format has no name for.
+        ValueError: a name or dtype that the format does not have.
         OSError: the disk is full.
     """
     kinds = list(_DTYPES)
-    if unknown := [f"{name} ({t.dtype})" for name, t in tensors.items() if t.dtype not in _DTYPES]:
-        raise ValueError(f"{path}: cannot write {unknown[0]}")
+    for name, tensor in tensors.items():
+        if problem := problem_of(name, tensor):
+            raise ValueError(f"{path}: cannot write {name!a}: {problem}")
     names = sorted(tensors, key=lambda name: kinds.index(tensors[name].dtype))
     header: dict[str, Any] = {}
     at = 0

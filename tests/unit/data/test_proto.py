@@ -192,3 +192,36 @@ def test_from_dict_names_the_field_that_cannot_become_one() -> None:
 def test_rename_gives_a_field_one_name() -> None:
     with pytest.raises(ValueError, match=r"a field has one new name, got \['x', 'x'\]"):
         make().rename(["x", "x"], ["y", "z"])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float8_e5m2, torch.int64])
+def test_tensors_in_meta_info_compare_whatever_they_are(dtype: torch.dtype) -> None:
+    def one(value: float) -> DataProto:
+        return DataProto({"a": torch.ones(1)}, {}, {"x": torch.tensor([value, 2.0]).to(dtype)})
+
+    assert one(1) == one(1)
+    assert one(1) != one(2)
+    one(1).union(one(1))
+    with pytest.raises(ValueError, match=r"union: meta_info\['x'\] differs"):
+        one(1).union(one(2))
+    leaf = DataProto(meta_info={"x": torch.ones(2, requires_grad=True)})
+    assert leaf == DataProto(meta_info={"x": torch.ones(2, requires_grad=True)})
+    assert leaf != DataProto(meta_info={"x": np.ones(2)})
+
+
+def test_keys_of_meta_info_of_several_types_are_shown() -> None:
+    batch = DataProto({"a": torch.ones(1)}, {}, {1: 2, (1, 2): 3, "m": 4})
+    assert repr(batch).endswith("meta [(1, 2), 1, 'm'])")
+    with pytest.raises(ValueError, match="no meta_info"):
+        batch.select(["a"], ["n"])
+
+
+def test_union_with_something_else_is_refused() -> None:
+    with pytest.raises(ValueError, match="union: needs a DataProto, got NoneType"):
+        DataProto({"a": torch.ones(1)}).union(None)  # type: ignore[arg-type]
+
+
+def test_a_conjugate_view_pickles() -> None:
+    values = torch.tensor([1 + 2j, 3j], dtype=torch.complex64)
+    for view in (values.conj(), values.conj().imag):
+        assert pickle.loads(pickle.dumps(DataProto({"x": view}), protocol=5)) == DataProto({"x": view})

@@ -220,3 +220,32 @@ def test_concat_names_an_array_of_another_kind() -> None:
 def test_unfold_names_a_field_with_too_few_dimensions() -> None:
     with pytest.raises(ValueError, match=r"unfold_batch_dim: 'x' must have 2 dimensions or more, got \(3,\)"):
         make(3).select(["x"]).unfold_batch_dim()
+
+
+def test_numbers_may_be_integers_of_any_library_and_are_checked_at_the_call() -> None:
+    batch = DataProto({"a": torch.arange(4)})
+    wanted = [b["a"].tolist() for b in batch.make_iterator(2, 1, seed=3)]
+    for number in (np.int64, torch.tensor):
+        assert [b["a"].tolist() for b in batch.make_iterator(number(2), number(1), seed=number(3))] == wanted
+        padded, pad_size = batch.pad_to_divisor(number(3))
+        assert (len(padded), pad_size, type(pad_size)) == (6, 2, int)
+    for arguments, message in (
+        ((2.0,), "mini-batch size must be a whole number >= 1, got 2.0"),
+        ((2, -1), "epochs must be a whole number >= 0"),
+        ((2, 1, -1), "the seed must be a whole number >= 0"),
+        ((2, 1, 1 << 63), r"the seed must be < 2\*\*63"),
+        ((2, 1, "x"), "the seed must be a whole number"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            batch.make_iterator(*arguments)
+
+
+def test_concat_takes_any_iterable_of_batches_alone() -> None:
+    batch = DataProto({"a": torch.arange(2)})
+    assert DataProto.concat(batch for _ in range(2))["a"].tolist() == [0, 1, 0, 1]
+    with pytest.raises(ValueError, match="at least one part"):
+        DataProto.concat(iter(()))
+    with pytest.raises(ValueError, match="joins batches, got NoneType"):
+        DataProto.concat([batch, None])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match=r"meta_info\['metrics'\] must hold dictionaries, got 5"):
+        DataProto.concat([DataProto({"a": torch.ones(1)}, {}, {"metrics": 5})])

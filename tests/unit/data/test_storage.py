@@ -80,3 +80,45 @@ def test_samples_survive_as_columns_without_loss() -> None:
     assert to_samples(from_samples(samples)) == samples
     assert to_samples(from_samples(samples)[[2, 0]]) == [samples[2], samples[0]]
     assert to_samples(from_samples([])) == []
+
+
+UNWRITABLE = {
+    "objects in two dimensions": ({}, {"x": np.array([[1, "a"], [2, "b"]], dtype=object)}, "2 dimensions"),
+    "structured": ({}, {"x": np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")])}, "use numbers or text"),
+    "dates": ({}, {"x": np.array(["2024-01-01"], dtype="M8[D]")}, r"datetime64\[D\]; use numbers or text"),
+    "masked": ({}, {"x": np.ma.array([1, 2], mask=[0, 1])}, "MaskedArray; make it a plain array"),
+    "named like a part": (
+        {"x": Ragged.from_list([[1], [2]]), "x/values": torch.ones(2)},
+        {},
+        "'x/values' has the name",
+    ),
+    "metadata": ({"__metadata__": torch.ones(2)}, {}, "for itself"),
+    "number as name": ({5: torch.ones(2)}, {}, "its name must be text, got 5"),
+    "number as name of objects": ({}, {5: np.ones(2)}, "its name must be text, got 5"),
+    "surrogate in a name": ({"\ud800": torch.ones(2)}, {}, "half of a surrogate pair"),
+    "uint16": ({"x": torch.ones(2).to(torch.uint16)}, {}, "it is uint16; convert it to one of int64"),
+    "float8": ({"x": torch.ones(2).to(torch.float8_e5m2)}, {}, "it is float8_e5m2; convert it"),
+    "complex": ({"x": torch.ones(2, dtype=torch.complex64)}, {}, "it is complex64; convert it"),
+    "ragged of complex": ({"x": Ragged.from_list([[1j]], torch.complex64)}, {}, "it is complex64; convert it"),
+    "long number": ({}, {"x": np.array([10**5000], dtype=object)}, "digits"),
+    "a set": ({}, {"x": np.array([{1}], dtype=object)}, "is a builtins.set"),
+}
+
+
+@pytest.mark.parametrize("name", UNWRITABLE)
+def test_what_would_not_come_back_equal_is_refused_by_field_and_leaves_nothing(tmp_path: Path, name: str) -> None:
+    tensors, arrays, message = UNWRITABLE[name]
+    good = DataProto({"a": torch.ones(2)})
+    save_batch(good, tmp_path / "b")
+    with pytest.raises(ValueError, match=rf"b: cannot .*{message}"):
+        save_batch(DataProto(tensors, arrays), tmp_path / "b")
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+    assert load_batch(tmp_path / "b") == good
+
+
+def test_a_saved_batch_that_fits_no_rule_is_named_by_its_folder(tmp_path: Path) -> None:
+    save_batch(DataProto({"a": torch.ones(2)}, {"b": np.ones(2)}), tmp_path / "b")
+    file = tmp_path / "b" / "batch.json"
+    file.write_text(file.read_text().replace('"shape": [2]', '"shape": [1, 2]'))
+    with pytest.raises(ValueError, match=r"/b: fields must have equal numbers of rows"):
+        load_batch(tmp_path / "b")
