@@ -11,6 +11,7 @@ from typing import Any
 from slime_rl.rollout.rewards.sandbox import run_program
 
 PYTHON_SECONDS = 3.0  # of CPU time; by the clock it may take three times as long, within --tool-timeout-s
+PYTHON_OUTPUT_BYTES = 64 * 1024
 MAX_EXPRESSION_LENGTH = 500
 MAX_BITS = 4096  # of a whole number on the way; 10 ** 10 ** 10 would fill the memory
 
@@ -57,7 +58,7 @@ def _check_power(base: Any, exponent: Any) -> None:
 
 def python(code: str) -> str:
     """What a Python program prints, and its last line where that is an expression. No network, nothing is kept."""
-    run = run_program(with_printed_end(code), "", PYTHON_SECONDS)
+    run = run_program(with_printed_end(code), "", PYTHON_SECONDS, output_bytes=PYTHON_OUTPUT_BYTES)
     if run["problem"]:
         why = {"time": f"it used more than {PYTHON_SECONDS:g} s", "memory": "it ran out of memory"}
         return f"{run['output']}\nError: {why.get(run['problem'], 'it printed too much')}".strip()
