@@ -10,7 +10,13 @@ THINK_END = "</think>"
 _BRACES = re.compile(r"\\(?:boxed|fbox) *\{|\\(?:boxed|fbox) +(?P<bare>[^\s{}]+)|[{}]")
 # "Answer: 5", "**Answer:** 34", "the final answer is (B)", "#### 72"; the answer is the rest of that line.
 _MARKER = re.compile(r"(?:\banswer\b[*_ \t]*(?:is\b|[:=])[*_:= \t]*|^[ \t]*####[ \t]*)", re.IGNORECASE | re.MULTILINE)
-_WRAPPERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("`", "`"), ('"', '"'))
+_WRAPPERS = {  # by their first character
+    "$": (("$$", "$$"), ("$", "$")),
+    "\\": (("\\(", "\\)"), ("\\[", "\\]")),
+    "*": (("**", "**"),),
+    "`": (("`", "`"),),
+    '"': (('"', '"'),),
+}
 
 
 def without_thinking(response: str) -> str:
@@ -54,17 +60,23 @@ def last_boxed(text: str) -> str | None:
 
 
 def clean(answer: str) -> str:
-    """Without surrounding space, Markdown and maths marks, and without a final full stop."""
-    answer = answer.strip()
-    while answer:
-        before = answer
-        answer = answer.strip().removesuffix(".").strip()
-        for left, right in _WRAPPERS:
-            if len(answer) > len(left) + len(right) and answer.startswith(left) and answer.endswith(right):
-                answer = answer[len(left) : -len(right)]
-        if answer == before:
-            return answer
-    return answer
+    """Without surrounding space, Markdown and maths marks, and without full stops at the end.
+
+    The ends move over the text, which is cut once: a copy for each mark would take the square of a text of marks.
+    """
+    start, end = 0, len(answer)
+    while True:
+        while start < end and answer[start].isspace():
+            start += 1
+        while start < end and (answer[end - 1] == "." or answer[end - 1].isspace()):
+            end -= 1
+        for left, right in _WRAPPERS.get(answer[start], ()) if start < end else ():
+            whole = end - start > len(left) + len(right)
+            if whole and answer.startswith(left, start, end) and answer.endswith(right, start, end):
+                start, end = start + len(left), end - len(right)
+                break
+        else:
+            return answer[start:end]
 
 
 def _tagged(text: str) -> str | None:

@@ -17,7 +17,9 @@ from slime_rl.types import Sample
 
 FENCED = "slime_rl.rollout.rewards.code_fenced:passes"
 GRACE_S = 5.0  # for the interpreter's start and end, on top of the program's own time
-_BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+_BLOCK = re.compile(r"```(?:python|py)?[ \t]*\r?\n(.*?)```", re.DOTALL | re.IGNORECASE)
+# Not `\s*`, which would begin anew at every empty line.
+_PROGRAM = re.compile(r"^[ \t]*(?:def |import |from |print\(|class )", re.MULTILINE)
 
 
 async def code(config: Config, group: list[Sample]) -> list[dict[str, Any]]:
@@ -59,7 +61,7 @@ def program_of(response: str) -> str | None:
     blocks = _BLOCK.findall(text)
     if blocks:
         return blocks[-1]
-    return text if re.search(r"^\s*(?:def |import |from |print\(|class )", text, re.MULTILINE) else None
+    return text if _PROGRAM.search(text) else None
 
 
 def tests_of(sample: Sample) -> list[dict[str, str]]:

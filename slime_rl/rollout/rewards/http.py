@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -77,20 +78,22 @@ async def post_json(
     `where` is the URL, or finds it anew for every try.
 
     Raises:
-        ValueError: the service refused the request (another 4xx), or its answer is not JSON; names `flag`.
+        ValueError: the body cannot be written as JSON, the service refused it (another 4xx), or its answer is not JSON;
+            names `flag`.
         TimeoutError: no answer within `timeout_s`, retries included; names the last failure.
     """
+    sent = _sent(body, flag)
     deadline, pause, last = time.monotonic() + timeout_s, FIRST_PAUSE_S, "no attempt was made"
     url = where if isinstance(where, str) else "(not found yet)"
-    async with aiohttp.ClientSession(headers=headers) as session:
+    async with aiohttp.ClientSession(headers={"Content-Type": "application/json", **(headers or {})}) as session:
         while (left := deadline - time.monotonic()) > 0:
             try:
                 if not isinstance(where, str):
                     url = await where()
-                async with session.post(url, json=body, timeout=aiohttp.ClientTimeout(total=left)) as answer:
+                async with session.post(url, data=sent, timeout=aiohttp.ClientTimeout(total=left)) as answer:
                     if answer.status == 200:
                         return await _json_of(answer, url, flag)
-                    last = f"HTTP {answer.status}: {(await answer.text())[:300]}"
+                    last = f"HTTP {answer.status}: {(await answer.read())[:300].decode(errors='replace')}"
                     if 400 <= answer.status < 500 and answer.status not in (408, 429):
                         raise ValueError(f"{flag} {url} refused the request: {last}")
             except (aiohttp.ClientError, TimeoutError) as error:
@@ -100,8 +103,15 @@ async def post_json(
     raise TimeoutError(f"{flag} {url} gave no answer within {timeout_s:g} s (--reward-request-timeout-s); last: {last}")
 
 
+def _sent(body: Any, flag: str) -> bytes:
+    try:
+        return json.dumps(body).encode()
+    except (TypeError, ValueError, RecursionError) as error:  # metadata of the user's own code may hold anything
+        raise ValueError(f"{flag}: what would be sent cannot be written as JSON: {error}") from error
+
+
 async def _json_of(answer: aiohttp.ClientResponse, url: str, flag: str) -> Any:
     try:
-        return await answer.json(content_type=None)
-    except ValueError as error:
+        return json.loads(await answer.read())  # JSON is UTF-8, whatever the header says
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{flag} {url} answered something that is not JSON: {error}") from error

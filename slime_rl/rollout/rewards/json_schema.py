@@ -12,7 +12,7 @@ from slime_rl.rollout.rewards.fence import current_fence
 from slime_rl.types import Sample
 
 FENCED = "slime_rl.rollout.rewards.json_schema_fenced:problem_of"
-_BLOCK = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+_BLOCK = re.compile(r"```(?:json)?[ \t]*\r?\n(.*?)```", re.DOTALL | re.IGNORECASE)
 
 
 async def json_schema(config: Config, group: list[Sample]) -> list[dict[str, Any]]:

@@ -35,11 +35,17 @@ How good is the answer, from 0 (wrong or useless) to 10 (right and complete)? Ex
 with a line of the form
 Score: N"""
 MAX_SCORE = 10.0
-_SCORE = re.compile(r"score\s*[:=]\s*\**\s*(\d+(?:\.\d+)?)", re.IGNORECASE)
+# "Score: 7", "**Score**: 7.5", "Score: [8]", "Score: 8/10", {"score": 8}. Not "1e9", "80%".
+# What repeats is possessive (`*+`): nothing is tried again, so that any text is read in one pass.
+_SCORE = re.compile(
+    r"""(?<![a-z])score[\s*_`"']*+[:=][\s*_`"'\[(]*+([0-9]{1,9}+(?:\.[0-9]{1,9}+)?+)"""
+    r"""(?:\s*+(?:/|out\s++of)\s*+([0-9]{1,9}+))?+(?![\w%]|\.[0-9]|\s*+/)""",
+    re.IGNORECASE,
+)
 
 
 async def judge(config: Config, group: list[Sample]) -> list[dict[str, Any]]:
-    """The last `Score: N` (0 to 10) that the judge writes about each response, as N / 10.
+    """The last `Score: N` (0 to 10) that the judge writes about each response, as N / 10; `Score: N/M` is N / M.
 
     The rubric is --judge-prompt or the one above. The judge is the run's own policy behind the router, a model of
     --sglang-config, or the model --judge-model of the OpenAI-compatible API at --reward-url. A verdict without a score
@@ -87,7 +93,7 @@ async def _verdict(config: Config, text: str) -> str:
         url = f"{service.api_url}/chat/completions"
         answer = await post_json(url, body, reward.reward_request_timeout_s, service.headers)
         try:
-            return answer["choices"][0]["message"]["content"] or ""
+            return _text_of(answer["choices"][0]["message"]["content"])
         except (TypeError, KeyError, IndexError) as error:
             raise ValueError(f"--reward-url {url} answered no chat completion: {str(answer)[:300]}") from error
     runtime = current_runtime()
@@ -96,8 +102,22 @@ async def _verdict(config: Config, text: str) -> str:
     return (await runtime.engine.generate(tokens, params)).text
 
 
+def _text_of(content: Any) -> str:
+    """A message's content as text: a text, a list of parts of which the texts count, or none.
+
+    Raises:
+        TypeError, KeyError: something else.
+    """
+    if isinstance(content, list):
+        return "".join(part["text"] for part in content if part["type"] == "text")
+    if content is not None and not isinstance(content, str):
+        raise TypeError(f"a message's content is a text or a list of parts, got {content!r}")
+    return content or ""
+
+
 def _value(verdict: str) -> dict[str, Any]:
-    scores = _SCORE.findall(without_thinking(verdict))
-    if not scores:
+    scores = [(float(score), float(most or MAX_SCORE)) for score, most in _SCORE.findall(without_thinking(verdict))]
+    score, most = scores[-1] if scores else (0.0, 0.0)
+    if most == 0.0:  # no score, or one out of 0
         return {"score": 0.0, "judge_unreadable": 1.0, "verdict": verdict}
-    return {"score": min(float(scores[-1]), MAX_SCORE) / MAX_SCORE, "judge_unreadable": 0.0, "verdict": verdict}
+    return {"score": min(score, most) / most, "judge_unreadable": 0.0, "verdict": verdict}

@@ -71,5 +71,5 @@ def conversation_text(sample: Sample) -> str:
     messages.append({"role": "assistant", "content": sample.response})
     tokenizer = current_runtime().tokenizer
     if not tokenizer.chat_template:
-        return "\n".join(message["content"] for message in messages)
+        return "\n".join(str(message.get("content") or "") for message in messages)
     return tokenizer.apply_chat_template(messages, tokenize=False)

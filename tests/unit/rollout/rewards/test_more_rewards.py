@@ -121,12 +121,14 @@ def test_a_json_prompt_without_schema_is_named(tmp_path: Path) -> None:
 
 @asynccontextmanager
 async def service(path: str, reply: Callable[[dict[str, Any]], Any]) -> Any:
-    """Serves `reply(body)` at `path`: an int is an HTTP status; yields (base URL, bodies)."""
+    """Serves `reply(body)` at `path`: an int is a status, a response goes out as it is; yields (base URL, bodies)."""
     received: list[dict[str, Any]] = []
 
     async def handle(request: web.Request) -> web.Response:
         received.append(await request.json())
         result = reply(received[-1])
+        if isinstance(result, web.Response):
+            return result
         return web.Response(status=result) if isinstance(result, int) else web.json_response(result)
 
     app = web.Application()
@@ -173,6 +175,30 @@ def test_a_service_that_refuses_or_answers_nonsense_ends_it(tmp_path: Path) -> N
             remotely(tmp_path, "remote", "/score", lambda body, r=reply: r, [sample("a"), sample("b")], tail="/score")
 
 
+def test_a_page_of_an_error_that_is_no_text_is_asked_again(tmp_path: Path) -> None:
+    pages = [
+        web.Response(status=502, body=b"d\xe9faut"),
+        web.Response(status=502, body=b"x", headers={"Content-Type": "text/html; charset=bogus"}),
+    ]
+
+    def reply(body: dict[str, Any]) -> Any:
+        return pages.pop() if pages else {"rewards": [1.0]}
+
+    values, received = remotely(tmp_path, "remote", "/score", reply, [sample("a")], tail="/score")
+    assert values == [1.0] and len(received) == 3
+
+
+@pytest.mark.parametrize("body", [b"hello", b"", b"\xe9", b"[" * 200_000])
+def test_an_answer_that_is_not_json_is_named(tmp_path: Path, body: bytes) -> None:
+    with pytest.raises(ValueError, match=r"--reward-url http.* answered something that is not JSON"):
+        remotely(tmp_path, "remote", "/score", lambda _: web.Response(body=body), [sample("a")], tail="/score")
+
+
+def test_metadata_that_is_not_json_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"--reward-url: what would be sent cannot be written as JSON: .*set"):
+        remotely(tmp_path, "remote", "/score", lambda _: 500, [sample("a", x={1})], tail="/score")
+
+
 def test_a_service_that_stays_away_is_given_up_in_time(tmp_path: Path) -> None:
     started = time.monotonic()
     with pytest.raises(TimeoutError, match="--reward-request-timeout-s"):
@@ -200,6 +226,44 @@ def test_a_judges_last_score_counts(tmp_path: Path) -> None:
     assert sorted(value["score"] for value in values) == [0.0, 0.7, 1.0]
     assert sum(value["judge_unreadable"] for value in values) == 1.0
     assert received[0]["temperature"] == 0.0 and "ref" in received[0]["messages"][0]["content"]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("**Score**: 8", 0.8),
+        ("**Final Score:** 8", 0.8),
+        ("Score: [8]", 0.8),
+        ("Score: **7.5**.", 0.75),
+        ("Score: 8/10", 0.8),
+        ("Score: 80 out of 100", 0.8),
+        ('{"score": 8}', 0.8),
+        ([{"type": "text", "text": "Sco"}, {"type": "image"}, {"type": "text", "text": "re: 7"}], 0.7),
+        ("Score: 1e9", None),
+        ("Score: 1.5e9", None),
+        ("Score: 1/0", None),
+        ("Score: 80%", None),
+        ("Score: " + "9" * 5000 + "/" + "9" * 5000, None),
+        ("Score: N, that is 8", None),
+        ("underscore: 5", None),
+        (None, None),
+    ],
+)
+def test_a_verdict_is_read_in_the_forms_that_judges_write(tmp_path: Path, content: Any, expected: float | None) -> None:
+    def reply(body: dict[str, Any]) -> Any:
+        return {"choices": [{"message": {"content": content}}]}
+
+    ([value], _) = remotely(tmp_path, "judge", "/v1/chat/completions", reply, [sample("a")], tail="/v1")
+    assert (value["score"], value["judge_unreadable"]) == (expected or 0.0, float(expected is None))
+
+
+@pytest.mark.parametrize("content", [7, {"text": "Score: 7"}, ["Score: 7"], [{"type": "text", "text": 7}]])
+def test_a_verdict_that_is_no_text_is_named(tmp_path: Path, content: Any) -> None:
+    def reply(body: dict[str, Any]) -> Any:
+        return {"choices": [{"message": {"content": content}}]}
+
+    with pytest.raises(ValueError, match=r"--reward-url .* answered no chat completion"):
+        remotely(tmp_path, "judge", "/v1/chat/completions", reply, [sample("a")], tail="/v1")
 
 
 @asynccontextmanager
