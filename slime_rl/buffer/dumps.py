@@ -127,7 +127,7 @@ class DumpedBuffer:
         raw = json.loads((Path(config.model.hf_checkpoint) / "config.json").read_text())
         self._vocab_size = (raw.get("text_config") or raw).get("vocab_size")
         self._admitted: dict[int, int] = {}  # step -> groups
-        self._num_committed = 0
+        self._num_committed = self._next_step = 0
 
     def reserve(self, num_groups: int) -> list[Group]:
         raise ValueError("--load-rollouts: a run on dumped rollouts has no prompts to generate for")
@@ -163,6 +163,7 @@ class DumpedBuffer:
         if step not in self._admitted:
             raise ValueError(f"step {step} cannot be committed: no groups were taken for it")
         self._num_committed += self._admitted.pop(step)
+        self._next_step = max(self._next_step, step + 1)
 
     def counts(self) -> dict[str, int]:
         return {"admitted": sum(self._admitted.values()), "committed": self._num_committed}
@@ -181,5 +182,5 @@ class DumpedBuffer:
     def close(self) -> None: ...
 
     def __len__(self) -> int:
-        steps = [step for step in self.dumps.steps() if step not in self._admitted]
+        steps = [step for step in self.dumps.steps() if step >= self._next_step and step not in self._admitted]
         return len(steps) * self.config.train.rollout_batch_size

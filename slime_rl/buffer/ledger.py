@@ -160,6 +160,8 @@ class Ledger:
         self.drop_reasons = Counter(state["drop_reasons"])
         self.requeue_reasons = Counter(state["requeue_reasons"])
         self.last_committed_step = state["last_committed_step"]
+        if self.last_committed_step is not None and type(self.last_committed_step) is not int:
+            raise ValueError(f"last_committed_step must be a number, got {self.last_committed_step!r}")
         done = [check_ranges(state["committed"]), check_ranges(state["dropped"])]
         live = {State(name): check_ranges(ranges) for name, ranges in state["live"].items()}
         _check_complete([*done, *live.values()], self.next_group_index)

@@ -46,11 +46,24 @@ class _Block:
         try:
             return PackedGroups.load(self.path)
         except (OSError, SafetensorError, KeyError, ValueError) as error:
-            raise ValueError(
-                f"--buffer-spill-dir {self.path.parent}: {len(self.rows)} groups that were spilled to {self.path.name} "
-                f"cannot be read: {error}. Nothing may remove or change the files of a run that goes on; the newest "
-                "checkpoint has its own copy of all groups: continue with --load"
-            ) from error
+            raise self._unreadable(error) from error
+
+    def unpack(self, group_indices: Sequence[int]) -> list[Group]:
+        packed = self.load()
+        try:
+            return packed.unpack([self.rows[i] for i in group_indices])
+        except Exception as error:  # other bytes than were written fail anywhere
+            if self.path is None:
+                raise
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: Exception) -> ValueError:
+        assert self.path is not None
+        return ValueError(
+            f"--buffer-spill-dir {self.path.parent}: {len(self.rows)} groups that were spilled to {self.path.name} "
+            f"cannot be read: {type(error).__name__}: {error}. Nothing may remove or change the files of a run that "
+            "goes on; the newest checkpoint has its own copy of all groups: continue with --load"
+        )
 
 
 class PayloadStore:
@@ -109,7 +122,7 @@ class PayloadStore:
                 of_block.setdefault(id(self._block_of[group_index]), []).append(group_index)
         for block_id, indices in of_block.items():
             block = self._blocks[block_id]
-            for group in block.load().unpack([block.rows[i] for i in indices]):
+            for group in block.unpack(indices):
                 found[group.group_index] = group
         return [found[group_index] for group_index in group_indices]
 

@@ -129,6 +129,20 @@ def test_a_segment_that_was_cut_short_is_named(tmp_path: Path) -> None:
     assert len(buffer) == 2
 
 
+def test_a_segment_with_other_bytes_is_named(tmp_path: Path) -> None:
+    buffer = make_buffer(tmp_path)
+    admitted(buffer, 2)
+    buffer.offload()
+    (segment,) = (tmp_path / "spill").glob("segment_*")
+    content = segment.read_bytes()
+    segment.write_bytes(content.replace(b'"source_index"', b'"source_inde!"').replace(b'"samples":', b'"sample?":'))
+    with pytest.raises(
+        ValueError, match=r"2 groups that were spilled to segment_000001.safetensors cannot be read: Key"
+    ):
+        buffer.take(0, 2)
+    assert len(buffer) == 2
+
+
 def test_what_others_keep_in_the_folder_stays(tmp_path: Path) -> None:
     folder = tmp_path / "spill"
     (folder / "segment_data").mkdir(parents=True)
