@@ -3,16 +3,18 @@
     python tools/inspect_buffer.py RUN               states, drops, ages, dataset cursor, bytes
     python tools/inspect_buffer.py RUN --groups      one line per group that has tokens
     python tools/inspect_buffer.py RUN --group 17    one group: text, tokens, masks, log-probs, versions, reward
-    python tools/inspect_buffer.py RUN --watch 5     the live counts, every five seconds
+    python tools/inspect_buffer.py RUN --watch 2     the live counts, every two seconds (5 when not given)
 
 RUN is a run folder, a checkpoint folder, or a folder of --dump-rollouts. Groups come from the newest checkpoint, from
-spilled files and from dumped steps; the live counts come from metrics.jsonl. Nothing is changed.
+spilled files and from dumped steps; the live counts come from metrics.jsonl. Nothing is changed. A spilled file keeps
+groups that are done until all of its groups are; those that the newest checkpoint knows to be done are not listed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -52,28 +54,52 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
     return state
 
 
-def live_metrics(run: Path) -> dict[str, Any]:
-    """The last line of metrics.jsonl that tells of the buffer; empty when there is none."""
+def live_metrics(run: Path) -> tuple[dict[str, Any], list[str]]:
+    """(the last line of metrics.jsonl that tells of the buffer, or nothing; what is wrong with other lines)."""
     path = run / "metrics.jsonl"
     if not path.is_file():
-        return {}
+        return {}, []
     last: dict[str, Any] = {}
-    with path.open() as file:
-        for line in file:
-            if '"buffer/' in line and line.endswith("\n"):  # the last line may still be on its way
-                last = json.loads(line)
-    return last
+    broken: list[str] = []
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if b'"buffer/' not in line or not line.endswith(b"\n"):  # the last line may still be on its way
+                continue
+            try:
+                content = json.loads(line)
+                if not isinstance(content, dict):
+                    raise ValueError("not an object")
+                last = content
+            except (ValueError, RecursionError) as error:
+                broken.append(f"{path}:{number}: passed over, it cannot be read: {error}")
+    return last, broken
+
+
+def spill_folder(run: Path) -> Path:
+    """Where the run spills to: --buffer-spill-dir, as its config.json has it, or a folder of its own."""
+    try:
+        given = json.loads((run / "config.json").read_text())["buffer"]["buffer_spill_dir"]
+    except (OSError, ValueError, KeyError, TypeError):  # no run folder, or one of another version
+        given = None
+    return Path(given) if isinstance(given, str) else run / "buffer_spill"
 
 
 def all_groups(run: Path, state: dict[str, Any] | None) -> Iterator[tuple[str, Group]]:
     """(where it is, group) of every group with tokens, file by file."""
+    ledger = Ledger()
     if state is not None:
         for flat in state["payloads"]:
             packed = PackedGroups.from_flat(flat)
             yield from (("checkpoint", group) for group in packed.unpack(range(len(packed))))
-    for path in sorted((run / "buffer_spill").glob("segment_*.safetensors")):
-        spilled = PackedGroups.load(path)
-        yield from ((path.name, group) for group in spilled.unpack(range(len(spilled))))
+        ledger.load_state_dict(state["ledger"])
+    for path in sorted(spill_folder(run).glob("segment_*.safetensors")):
+        try:
+            spilled = PackedGroups.load(path)
+            groups = spilled.unpack(range(len(spilled)))
+        except (KeyError, TypeError, ValueError, OSError, SafetensorError) as error:  # damaged, or gone meanwhile
+            raise ValueError(f"{path}: what is there cannot be read: {type(error).__name__}: {error}") from error
+        done = (State.COMMITTED, State.DROPPED)
+        yield from ((path.name, group) for group in groups if ledger.state_of(group.group_index) not in done)
     dumps = RolloutDumps(run)
     for step in dumps.steps():
         yield from ((dumps.path(step).name, group) for group in dumps.read(step))
@@ -93,7 +119,10 @@ def summary_lines(run: Path, checkpoint: Path | None, state: dict[str, Any] | No
     live = {name: sum(stop - start for start, stop in ranges) for name, ranges in saved["live"].items()}
     done = {name: ledger.count(State(name)) for name in ("committed", "dropped")}
     lines += [f"  {name:<10} {count:>10}" for name, count in {**live, **done}.items()]
-    lines += [f"    dropped for {reason}: {count}" for reason, count in sorted(saved["drop_reasons"].items())]
+    lines += [
+        f"    dropped for {' '.join(reason.split())}: {count}"
+        for reason, count in sorted(saved["drop_reasons"].items())
+    ]
     lines += [f"  step {step} has taken groups {groups}" for step, groups in saved["admitted"]]
     lines.append(f"  last committed step {saved['last_committed_step']}, next group {saved['next_group_index']}")
     if state["replay"]["entries"] or state["replay"]["replayed"]:
@@ -137,13 +166,13 @@ def age_lines(blocks: Sequence[PackedGroups], last_step: int | None) -> list[str
 
 def live_lines(run: Path) -> list[str]:
     """What metrics.jsonl and the spill folder say now."""
-    metrics = live_metrics(run)
-    files = list((run / "buffer_spill").glob("segment_*"))
+    metrics, lines = live_metrics(run)
+    files = list(spill_folder(run).glob("segment_*"))
     spilled = sum(path.stat().st_size for path in files if path.exists())
-    lines = []
     if metrics:
         states = {k.removeprefix("buffer/"): v for k, v in metrics.items() if k.startswith("buffer/")}
-        lines.append(f"live, step {metrics.get('step')}: " + ", ".join(f"{k} {v:g}" for k, v in states.items()))
+        shown = (f"{k} {v:g}" if isinstance(v, int | float) else f"{k} {v}" for k, v in states.items())
+        lines.append(f"live, step {metrics.get('step')}: " + ", ".join(shown))
     lines.append(f"spilled: {spilled:,} bytes in {len(files)} files")
     return lines
 
@@ -160,6 +189,8 @@ def group_line(where: str, group: Group) -> str:
 
 def group_lines(where: str, group: Group) -> list[str]:
     """Everything in a group."""
+    if not group.samples:
+        return [group_line(where, group), f"no sample is left of it; left out: {group.left_out or 'none'}"]
     first = group.samples[0]
     lines = [group_line(where, group), f"prompt: {first.prompt!r}", f"label: {first.label!r}"]
     if first.metadata:
@@ -201,12 +232,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=Path, help="run folder, checkpoint folder, or folder of --dump-rollouts")
     parser.add_argument("--groups", action="store_true", help="one line per group that has tokens")
     parser.add_argument("--group", type=int, metavar="N", help="print one group")
-    parser.add_argument("--watch", type=float, metavar="SECONDS", help="print the live counts again and again")
+    parser.add_argument(
+        "--watch", type=float, nargs="?", const=5.0, metavar="SECONDS", help="print the live counts again and again"
+    )
     args = parser.parse_args(argv)
     try:
         if not args.run.is_dir():
             raise ValueError(f"{args.run}: must be a folder that exists")
         if args.watch is not None:
+            if not 0 < args.watch < math.inf:
+                raise ValueError(f"--watch must be a number of seconds > 0, got {args.watch:g}")
             watch(args.run, args.watch)
         checkpoint = find_checkpoint(args.run)
         state = None if checkpoint is None else read_state(checkpoint)

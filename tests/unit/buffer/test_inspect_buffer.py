@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 from pathlib import Path
@@ -12,6 +13,7 @@ from slime_rl.buffer.conformance import fill
 from slime_rl.buffer.ledger_buffer import LedgerBuffer
 from slime_rl.buffer.sources import FilePromptSource
 from slime_rl.data.state_files import save_state
+from slime_rl.types import Group
 
 TOOL = Path(__file__).parents[3] / "tools" / "inspect_buffer.py"
 
@@ -133,3 +135,67 @@ def test_a_damaged_state_is_one_line_that_names_the_run(
     path.write_text(json.dumps(whole))
     assert tool.main([str(run), "--groups"]) == 1
     assert "what is there cannot be read: SafetensorError" in capsys.readouterr().err
+
+
+def test_the_spill_folder_of_the_run_is_looked_at_without_groups_that_are_done(
+    tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spill = tmp_path / "elsewhere"
+    config = make_config(tmp_path, "--n-samples-per-prompt", "2", "--buffer-spill-dir", str(spill))
+    buffer = LedgerBuffer(config, FilePromptSource(config))
+    for group in buffer.reserve(6):
+        buffer.admit(fill(group))
+    buffer.offload()
+    config.run_dir.mkdir(parents=True)
+    (config.run_dir / "config.json").write_text(json.dumps(dataclasses.asdict(config), default=str))
+    assert tool.main([str(config.run_dir)]) == 0
+    assert f"spilled: {sum(p.stat().st_size for p in spill.glob('segment_*')):,} bytes in" in capsys.readouterr().out
+    buffer.take(0, 2)
+    buffer.commit(0)
+    folder = config.run_dir / "checkpoints" / "step_00000001"
+    folder.mkdir(parents=True)
+    save_state(folder / "buffer.json", buffer.state_dict())
+    (config.run_dir / "checkpoints" / "latest").write_text("step_00000001")
+    assert tool.main([str(config.run_dir), "--groups"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "segment_" in line]
+    assert [int(line.split()[1]) for line in lines] == [2, 3, 4, 5]
+
+
+def test_a_group_without_samples_is_shown(tool: ModuleType) -> None:
+    lines = tool.group_lines(
+        "checkpoint", Group(group_index=3, source_index=0, epoch=0, samples=[], left_out={"short": 2})
+    )
+    assert "0 samples" in lines[0]
+    assert lines[1] == "no sample is left of it; left out: {'short': 2}"
+
+
+def test_broken_lines_of_the_metrics_are_named_and_passed_over(
+    tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path)
+    (run / "metrics.jsonl").write_bytes(
+        b'{"step": 1, "buffer/waiting": 2.0}\n{"step": 2, "buffer/wai{"step": 2, "buffer/waiting": 1.0}\n'
+        b'{"step": 3, "buffer/x\xff": 1}\n["buffer/"]\n{"step": 4, "buffer/waiting": null, "buffer/generated": 3}\n'
+    )
+    assert tool.main([str(run)]) == 0
+    out = capsys.readouterr().out
+    assert [number for number in range(1, 6) if f"metrics.jsonl:{number}: passed over" in out] == [2, 3, 4]
+    assert "live, step 4: waiting None, generated 3" in out
+
+
+def test_watch_has_a_default_and_takes_times_alone(
+    tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path)
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tool.time, "sleep", wait)
+    assert tool.main([str(run), "--watch"]) == 0
+    assert waits == [5.0]
+    for wrong in ("-1", "0", "nan", "inf"):
+        assert tool.main([str(run), f"--watch={wrong}"]) == 1
+        assert f"--watch must be a number of seconds > 0, got {wrong}" in capsys.readouterr().err
