@@ -174,8 +174,8 @@ class EngineClient:
                 timeout = aiohttp.ClientTimeout(total=left)
                 async with self._session.post(self.url + path, data=data, headers=headers, timeout=timeout) as answer:
                     if answer.status == 200:
-                        return orjson.loads(await answer.read())
-                    last = f"HTTP {answer.status}: {(await answer.text())[:500]}"
+                        return _json(self.url + path, await answer.read())
+                    last = f"HTTP {answer.status}: {(await answer.text(errors='replace'))[:500]}"
                     is_ours = 400 <= answer.status < 500 and answer.status not in (408, 429)
                     if is_ours and STILL_KNOWN not in last:
                         raise ValueError(f"{self.url}{path} refused the request: {last}")
@@ -191,10 +191,19 @@ class EngineClient:
         )
 
 
-def _generation(answer: dict[str, Any]) -> Generation:
-    meta = answer["meta_info"]
-    tokens = answer["output_ids"]
-    log_probs = [entry[0] for entry in meta.get("output_token_logprobs") or []]
+def _json(url: str, content: bytes) -> Any:
+    try:
+        return orjson.loads(content)
+    except orjson.JSONDecodeError as error:
+        raise ValueError(f"{url} answered no JSON ({error}): {content[:300]!r}") from error
+
+
+def _generation(answer: Any) -> Generation:
+    try:
+        meta, tokens = answer["meta_info"], answer["output_ids"]
+        log_probs = [entry[0] for entry in meta.get("output_token_logprobs") or []]
+    except (TypeError, KeyError, IndexError, AttributeError) as error:
+        raise ValueError(f"the engine answered something else than a generation: {str(answer)[:300]}") from error
     reason = meta.get("finish_reason") or {}
     kind = reason.get("type", "abort") if isinstance(reason, dict) else str(reason)
     if kind == "abort" and not log_probs:

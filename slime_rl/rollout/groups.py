@@ -90,6 +90,9 @@ class GroupRunner:
         if verdict is not None:
             return verdict
         await self.score(group.samples)
+        verdict = self._leave_out_unfinished(group, wants_all())  # a reward may have given up on a sample
+        if verdict is not None:
+            return verdict
         if self.config.algorithm.advantage_estimator == "remax" and not await add_greedy_baseline(
             group, sampling_params, self._generate_one, self.score
         ):

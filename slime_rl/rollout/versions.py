@@ -23,17 +23,19 @@ def token_versions(meta_info: dict[str, Any], num_tokens: int) -> list[int]:
             raise ValueError(f"the engine's answer names no weight version; its meta_info has {sorted(meta_info)}")
         spans = [{"version": meta_info["weight_version"], "start": 0, "end": num_tokens}]
     versions: list[int] = []
-    for span in spans:
+    for span in spans if isinstance(spans, list) else [spans]:
+        if not isinstance(span, dict) or not all(type(span.get(key)) is int for key in ("start", "end")):
+            raise ValueError(f"weight-version spans must be objects with version, start and end, got {spans}")
         if span["start"] != len(versions) or span["end"] < span["start"]:
             raise ValueError(f"weight-version spans must follow one another from token 0, got {spans}")
-        versions += [_number(span["version"])] * (span["end"] - span["start"])
+        versions += [_number(span.get("version"))] * (span["end"] - span["start"])
     if len(versions) != num_tokens:
         raise ValueError(f"weight-version spans cover {len(versions)} of {num_tokens} tokens: {spans}")
     return versions
 
 
-def _number(version: str) -> int:
-    try:
-        return int(version)
-    except ValueError:
-        raise ValueError(f"weight version {version!r} is not a number: its update did not complete") from None
+def _number(version: Any) -> int:
+    text = str(version) if type(version) is int else version
+    if not isinstance(text, str) or not (text.isascii() and text.isdigit()):
+        raise ValueError(f"weight version {version!r} is not a number from 0 on: its update did not complete")
+    return int(text)

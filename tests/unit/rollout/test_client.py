@@ -104,6 +104,17 @@ def test_answer_with_missing_log_probs_is_refused() -> None:
     asyncio.run(go())
 
 
+@pytest.mark.parametrize("odd", [{"error": "full"}, [1], {"meta_info": None, "output_ids": [1]}, "text"])
+def test_answer_that_is_no_generation_is_shown(odd: object) -> None:
+    async def go() -> None:
+        async with scripted_engine(lambda body: odd) as (url, _):
+            async with EngineClient(url, max_in_flight=1, timeout_s=5) as client:
+                with pytest.raises(ValueError, match="answered something else than a generation"):
+                    await client.generate([1], {})
+
+    asyncio.run(go())
+
+
 @pytest.mark.parametrize("value", [None, float("inf"), "-1.5"])
 def test_answer_with_a_log_prob_that_is_no_number_is_refused(value: object) -> None:
     broken = answer([1, 2])

@@ -205,6 +205,20 @@ def test_a_generate_function_that_breaks_the_rules_is_named(tmp_path: Path, name
     assert run_group(dropping, make_group(), lambda body: answer([5])) == "error_ValueError"
 
 
+async def gives_up_on_the_second(config: Any, group: list[Sample]) -> list[float]:
+    group[1].status = Status.FAILED
+    return [1.0, 0.0]
+
+
+def test_a_sample_that_the_reward_gives_up_on_never_trains(tmp_path: Path) -> None:
+    flags = ("--reward-function-path", "test_groups:gives_up_on_the_second")
+    assert run_group(make_config(tmp_path, *flags), make_group(), lambda body: answer([5])) == "failed_samples"
+    group = make_group()
+    config = make_config(tmp_path, *flags, "--min-samples-per-group", "1")
+    assert run_group(config, group, lambda body: answer([5])) is None
+    assert [sample.index for sample in group.samples] == [0] and group.left_out == {"failed": 1}
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
