@@ -64,6 +64,17 @@ def fill(group: Group, num_tokens: int = 3) -> Group:
     return group
 
 
+def dress(group: Group) -> Group:
+    """What else a group may carry: nested metadata, details of the reward, masked tokens, samples that were left out."""
+    for sample in group.samples:
+        sample.metadata["tool"] = {"calls": [sample.index, None, 0.5], "name": "añ\u4f60"}
+        sample.reward_info = {"format": sample.index / 2, "why": "so"}
+        sample.append_tokens([7], trained=False)
+    group.left_out = {"too_long": 1}
+    group.attempts = 2
+    return group
+
+
 def indices(groups: list[Group]) -> list[int]:
     return [group.group_index for group in groups]
 
@@ -105,9 +116,20 @@ def reserves_new_groups_with_stable_numbers(make: MakeBuffer) -> None:
     expect(buffer.counts().get("reserved") == 5, "counts() has 5 under 'reserved'", buffer.counts())
 
 
+def gives_each_sample_objects_of_its_own(make: MakeBuffer) -> None:
+    """A generate function may write into the metadata of its sample while others are at work."""
+    buffer = make()
+    samples = [sample for group in buffer.reserve(2) for sample in group.samples]
+    for number, sample in enumerate(samples):
+        sample.metadata["number"], sample.reward_info["number"] = number, number
+        sample.tokens.append(number)
+    seen = [(s.metadata["number"], s.reward_info["number"], len(s.tokens)) for s in samples]
+    expect(seen == [(i, i, 1) for i in range(len(samples))], "no two samples share metadata, reward_info, tokens", seen)
+
+
 def takes_what_was_admitted_unchanged(make: MakeBuffer) -> None:
     buffer = make()
-    groups = [fill(group) for group in buffer.reserve(4)]
+    groups = [dress(fill(group)) for group in buffer.reserve(4)]
     expected = json.dumps([repr(group) for group in groups])
     for group in groups:
         buffer.admit(group)
@@ -210,14 +232,20 @@ def refuses_ways_that_are_not_in_the_ledger(make: MakeBuffer) -> None:
 
 def comes_back_from_offload_unchanged(make: MakeBuffer) -> None:
     buffer = make()
-    groups = [fill(group) for group in buffer.reserve(3)]
+    groups = [dress(fill(group)) for group in buffer.reserve(3)]
     expected = [repr(group) for group in groups]
     for group in groups:
         buffer.admit(group)
+    begun = buffer.reserve(2)
+    tokens = [list(sample.tokens) for group in begun for sample in fill(group).samples]
+    for group in begun:
+        buffer.requeue(group)
     buffer.offload()
     expect([repr(g) for g in buffer.take(0, 3)] == expected, "take after offload returns the groups unchanged", groups)
     buffer.onload()
     expect([repr(g) for g in buffer.take(0, 3)] == expected, "take after onload returns the groups unchanged", groups)
+    again = [sample.tokens for group in buffer.reserve(2) for sample in group.samples]
+    expect(again == tokens, "interrupted groups keep their tokens through offload and onload", again)
 
 
 def resumes_with_every_group_accounted_for(make: MakeBuffer) -> None:
@@ -238,6 +266,59 @@ def resumes_with_every_group_accounted_for(make: MakeBuffer) -> None:
     expect(resumed.counts().get("dropped/bad") == 1, "drop counters survive", resumed.counts())
     expect([repr(g) for g in resumed.take(1, 2)] == [repr(g) for g in taken], "step 1 trains on the same groups", taken)
     expect(indices(resumed.reserve(3))[:2] == indices(groups)[5:8:2], "waiting groups come back first", groups)
+
+
+def keeps_tokens_counters_and_promises_through_resumes(make: MakeBuffer) -> None:
+    buffer = make()
+    groups = buffer.reserve(6)
+    for group in groups[:4]:
+        buffer.admit(dress(fill(group)))
+    expected = [repr(group) for group in groups[2:4]]
+    begun = [list(sample.tokens) for sample in fill(groups[4]).samples]
+    buffer.requeue(groups[4])
+    buffer.expire(5, "requeue")  # all of them: their tokens are of version 4
+    counters = buffer.counts()
+    buffer = resumed_from(buffer, make)
+    wanted, got = ({k: c.get(k) for k in counters if "/" in k} for c in (counters, buffer.counts()))
+    expect(wanted == got, "counters by reason survive", got)
+    again = {group.group_index: group for group in buffer.reserve(6)}
+    tokens = [sample.tokens for sample in again[groups[4].group_index].samples]
+    expect(tokens == begun, "an interrupted group keeps its tokens", tokens)
+    for group in groups[2:4]:  # generated anew
+        buffer.admit(dress(fill(again[group.group_index])))
+    taken = buffer.take(0, 2)
+    expect([repr(group) for group in taken] == expected, "groups that are generated anew are as before", taken)
+    for group in groups[:2]:  # older ones that were slower
+        buffer.admit(dress(fill(again[group.group_index])))
+    for _ in range(2):  # a run may be killed again before the step is committed
+        buffer = resumed_from(buffer, make)
+    expect(indices(buffer.take(0, 2)) == indices(taken), "the step trains the same groups after two resumes", taken)
+
+
+def saved_states_do_not_change_later(make: MakeBuffer) -> None:
+    """A state may be written while the buffer goes on."""
+    buffer = make()
+    first = buffer.reserve(5)
+    for group in first[:3]:
+        buffer.admit(fill(group))
+    buffer.take(0, 1)
+    buffer.drop(first[3], "before")
+    state = buffer.state_dict()
+    expected = json.dumps(through_disk(state), default=repr)
+    buffer.commit(0)
+    buffer.requeue(first[4])
+    for group in buffer.reserve(4):
+        buffer.admit(fill(group))
+    buffer.take(1, 3)
+    buffer.drop(buffer.reserve(1)[0], "later")
+    buffer.state_dict()
+    expect(json.dumps(through_disk(state), default=repr) == expected, "a state that was given stays as it is", state)
+
+
+def resumed_from(buffer: DataBuffer, make: MakeBuffer) -> DataBuffer:
+    resumed = make()
+    resumed.load_state_dict(through_disk(buffer.state_dict()))
+    return resumed
 
 
 def goes_back_to_a_saved_state_in_place(make: MakeBuffer) -> None:
@@ -327,6 +408,7 @@ def trains_each_prompt_once_through_random_kills(make: MakeBuffer) -> None:
 
 CHECKS = (
     reserves_new_groups_with_stable_numbers,
+    gives_each_sample_objects_of_its_own,
     takes_what_was_admitted_unchanged,
     keeps_the_surplus_for_later,
     gives_the_same_groups_for_the_same_step,
@@ -336,6 +418,8 @@ CHECKS = (
     refuses_ways_that_are_not_in_the_ledger,
     comes_back_from_offload_unchanged,
     resumes_with_every_group_accounted_for,
+    keeps_tokens_counters_and_promises_through_resumes,
+    saved_states_do_not_change_later,
     goes_back_to_a_saved_state_in_place,
     numbers_groups_and_samples_uniquely_through_resumes,
     saves_without_changing_anything,
@@ -378,7 +462,7 @@ def check_buffer(spec: str, *flags: str) -> dict[str, str | None]:
 
             try:
                 check(make)
-            except Exception:  # whatever the buffer raises is its answer to this check
+            except (Exception, SystemExit):  # whatever the buffer raises is its answer to this check
                 results[check.__name__] = traceback.format_exc()
             else:
                 results[check.__name__] = None

@@ -12,7 +12,7 @@ from slime_rl.types import Group
 
 def test_the_ledger_buffer_keeps_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ledger"]) == 0
-    assert capsys.readouterr().out.endswith("14 of 14 behaviours\n")
+    assert capsys.readouterr().out.endswith("17 of 17 behaviours\n")
 
 
 class Forgetful(LedgerBuffer):
@@ -154,7 +154,84 @@ class AdmitsTwice(LedgerBuffer):
             super().admit(group)
 
 
+class OffloadsWaiting(LedgerBuffer):
+    """Interrupted groups are gone after an offload."""
+
+    def offload(self) -> None:
+        super().offload()
+        for group_index in self.ledger.in_state(State.WAITING):
+            self.payloads.remove(group_index)
+
+
+class LosesRewardInfo(LedgerBuffer):
+    """Gives groups without the details of their rewards."""
+
+    def take(self, step: int, num_groups: int) -> list[Group]:
+        groups = super().take(step, num_groups)
+        for sample in (sample for group in groups for sample in group.samples):
+            sample.reward_info = {}
+        return groups
+
+
+class LosesLeftOut(LedgerBuffer):
+    """Does not keep which samples were left out."""
+
+    def admit(self, group: Group) -> None:
+        group.left_out = {}
+        super().admit(group)
+
+
+class SharesMetadata(LedgerBuffer):
+    """The samples of a group have one metadata object."""
+
+    def reserve(self, num_groups: int) -> list[Group]:
+        groups = super().reserve(num_groups)
+        for sample in (sample for group in groups for sample in group.samples[1:]):
+            sample.metadata = next(g.samples[0].metadata for g in groups if g.group_index == sample.group_index)
+        return groups
+
+
+class ForgetsWhyRequeued(LedgerBuffer):
+    """Counters of requeued groups begin at 0 after a resume."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.ledger.requeue_reasons.clear()
+
+
+class ForgetsWhatWasTaken(LedgerBuffer):
+    """After a resume a step may get other groups than before."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "promised": []}
+
+
+class GivesItsOwnList(LedgerBuffer):
+    """The saved state goes on changing."""
+
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        live = self.__dict__.setdefault("_list", [])
+        live[:] = state["ledger"]["live"]["generated"]
+        state["ledger"]["live"]["generated"] = live
+        return state
+
+
+class Exits(LedgerBuffer):
+    """Ends the process."""
+
+    def reserve(self, num_groups: int) -> list[Group]:
+        raise SystemExit(3)
+
+
 WRONG = [
+    (OffloadsWaiting, "comes_back_from_offload_unchanged"),
+    (LosesRewardInfo, "takes_what_was_admitted_unchanged"),
+    (LosesLeftOut, "takes_what_was_admitted_unchanged"),
+    (SharesMetadata, "gives_each_sample_objects_of_its_own"),
+    (ForgetsWhyRequeued, "keeps_tokens_counters_and_promises_through_resumes"),
+    (ForgetsWhatWasTaken, "keeps_tokens_counters_and_promises_through_resumes"),
+    (GivesItsOwnList, "saved_states_do_not_change_later"),
     (TakesAnew, "gives_the_same_groups_for_the_same_step"),
     (TakesForEver, "refuses_ways_that_are_not_in_the_ledger"),
     (LosesReserved, "resumes_with_every_group_accounted_for"),
@@ -177,6 +254,13 @@ WRONG = [
 def test_a_wrong_buffer_fails_at_the_behaviour_that_it_lacks(buffer: type[LedgerBuffer], behaviour: str) -> None:
     problem = check_buffer(f"{__name__}:{buffer.__name__}")[behaviour]
     assert problem is not None and ("ContractError" in problem or "ValueError" in problem), problem
+
+
+def test_a_buffer_that_ends_the_process_fails_like_any_other(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([f"{__name__}:Exits"]) == 1
+    out = capsys.readouterr().out
+    assert "SystemExit: 3" in out
+    assert out.endswith("0 of 17 behaviours\n")
 
 
 def test_a_class_without_a_method_is_refused_at_once() -> None:
