@@ -6,7 +6,8 @@ import re
 
 from slime_rl.types import Sample
 
-THINK_END = "</think>"
+THINK_START = "<think>"
+_THINK_END = re.compile(r"""(?<!["'`])</think>|</think>(?!["'`])""")  # between quotes it is text, as in a program
 _BRACES = re.compile(r"\\(?:boxed|fbox) *\{|\\(?:boxed|fbox) +(?P<bare>[^\s{}]+)|[{}]")
 # "Answer: 5", "**Answer:** 34", "the final answer is (B)", "#### 72"; the answer is the rest of that line.
 _MARKER = re.compile(r"(?:\banswer\b[*_ \t]*(?:is\b|[:=])[*_:= \t]*|^[ \t]*####[ \t]*)", re.IGNORECASE | re.MULTILINE)
@@ -20,13 +21,19 @@ _WRAPPERS = {  # by their first character
 
 
 def without_thinking(response: str) -> str:
-    """What follows the last closing think tag; the whole response when there is none."""
-    return response.rpartition(THINK_END)[2]
+    """What follows the thoughts: the first closing think tag (a template may have opened it), and each one that was
+    opened later. The whole response when there is none; a tag in quotes is none."""
+    start = 0
+    opened = 0
+    while opened >= 0 and (closed := _THINK_END.search(response, opened)):
+        start = closed.end()
+        opened = response.find(THINK_START, start)
+    return response[start:]
 
 
 def has_unclosed_thinking(response: str) -> bool:
     """A think tag was opened after the last one was closed: the response may have been cut off in its thoughts."""
-    return "<think>" in without_thinking(response)
+    return THINK_START in without_thinking(response)
 
 
 def final_answer(response: str) -> str | None:

@@ -11,13 +11,14 @@ from typing import Any
 
 from slime_rl.config import Config
 from slime_rl.rollout.rewards.answers import without_thinking
+from slime_rl.rollout.rewards.code_blocks import last_block
 from slime_rl.rollout.rewards.fence import FenceAnswer, current_fence
-from slime_rl.rollout.rewards.sandbox import WALL_FACTOR
+from slime_rl.rollout.rewards.sandbox import MAX_OUTPUT_BYTES, WALL_FACTOR
 from slime_rl.types import Sample
 
 FENCED = "slime_rl.rollout.rewards.code_fenced:passes"
 GRACE_S = 5.0  # for the interpreter's start and end, on top of the program's own time
-_BLOCK = re.compile(r"```(?:python|py)?[ \t]*\r?\n(.*?)```", re.DOTALL | re.IGNORECASE)
+_PYTHON = ("python", "py", "python3", "py3")
 # Not `\s*`, which would begin anew at every empty line.
 _PROGRAM = re.compile(r"^[ \t]*(?:def |import |from |print\(|class )", re.MULTILINE)
 
@@ -30,7 +31,7 @@ async def code(config: Config, group: list[Sample]) -> list[dict[str, Any]]:
     --reward-timeout-s of CPU time. `passed` is the share of tests that pass, `failure` why the first failing one does.
 
     Raises:
-        ValueError: a sample without tests, or a test of another form.
+        ValueError: a sample without tests, a test of another form, or with an output longer than a program may print.
     """
     return list(await asyncio.gather(*(_score(config, sample) for sample in group)))
 
@@ -56,11 +57,12 @@ def _problem(answer: FenceAnswer) -> str:
 
 
 def program_of(response: str) -> str | None:
-    """The last code block of a response; the whole text when it has no block but looks like a program; None else."""
+    """The last block of Python in a response, else the last one that names no language; the whole text when it has none
+    but looks like a program; None else."""
     text = without_thinking(response)
-    blocks = _BLOCK.findall(text)
-    if blocks:
-        return blocks[-1]
+    block = last_block(text, _PYTHON)
+    if block is not None:
+        return block
     return text if _PROGRAM.search(text) else None
 
 
@@ -76,6 +78,12 @@ def tests_of(sample: Sample) -> list[dict[str, str]]:
         if not fits or ("output" in test) == ("assert" in test):
             raise ValueError(
                 f"--rm-type code: a test has texts 'input' and 'output', or 'assert', got {test!r} "
+                f"for sample {sample.index}"
+            )
+        size = len(test.get("output", "").encode(errors="replace"))
+        if size > MAX_OUTPUT_BYTES:
+            raise ValueError(
+                f"--rm-type code: a program may print {MAX_OUTPUT_BYTES} bytes, but the 'output' of a test has {size}, "
                 f"for sample {sample.index}"
             )
     return tests

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 from slime_rl.config import Config
 from slime_rl.rollout.rewards.answers import without_thinking
+from slime_rl.rollout.rewards.code_blocks import last_block
 from slime_rl.rollout.rewards.fence import current_fence
 from slime_rl.types import Sample
 
 FENCED = "slime_rl.rollout.rewards.json_schema_fenced:problem_of"
-_BLOCK = re.compile(r"```(?:json)?[ \t]*\r?\n(.*?)```", re.DOTALL | re.IGNORECASE)
 
 
 async def json_schema(config: Config, group: list[Sample]) -> list[dict[str, Any]]:
     """1 where the response is JSON that `metadata["schema"]` allows, else 0 with the reason as `problem`.
 
-    The JSON is the last code block of the response, or all of it. Where the sample has a label that is an object or a
-    list, the value must equal it too. Schemas may contain regular expressions, so that checking runs fenced.
+    The JSON is the last block of the response in JSON, else the last that names no language, or all of it. Where the
+    sample has a label that is an object or a list, the value must equal it too. Schemas may contain regular
+    expressions, so that checking runs fenced.
 
     Raises:
         ValueError: a sample whose metadata has no schema.
@@ -36,10 +36,10 @@ async def json_schema(config: Config, group: list[Sample]) -> list[dict[str, Any
 
 
 def json_text(response: str) -> str:
-    """The last code block of a response, or the whole of it without thoughts."""
+    """The last block of JSON (see `last_block`), or the whole response without thoughts."""
     text = without_thinking(response)
-    blocks = _BLOCK.findall(text)
-    return blocks[-1] if blocks else text.strip()
+    block = last_block(text, ("json",))
+    return text.strip() if block is None else block
 
 
 def _schema_of(sample: Sample) -> Any:

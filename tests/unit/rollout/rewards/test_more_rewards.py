@@ -93,6 +93,10 @@ def test_a_code_prompt_without_tests_is_named(tmp_path: Path) -> None:
         score(make_config(tmp_path), "code", [sample("x", index=7)])
     with pytest.raises(ValueError, match="has texts 'input' and 'output', or 'assert'"):
         score(make_config(tmp_path), "code", [sample(in_block("x"), tests=[{"input": "1"}])])
+    with pytest.raises(
+        ValueError, match=r"may print 8388608 bytes, but the 'output' of a test has 9000000, for sample 4"
+    ):
+        score(make_config(tmp_path), "code", [sample(in_block("x"), index=4, tests=[{"output": "x" * 9_000_000}])])
 
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 0}}, "required": ["n"]}
