@@ -65,7 +65,7 @@ def fill(group: Group, num_tokens: int = 3) -> Group:
 
 
 def dress(group: Group) -> Group:
-    """What else a group may carry: nested metadata, details of the reward, masked tokens, samples that were left out."""
+    """What else a group may carry: nested metadata, details of the reward, masked tokens, samples left out."""
     for sample in group.samples:
         sample.metadata["tool"] = {"calls": [sample.index, None, 0.5], "name": "añ\u4f60"}
         sample.reward_info = {"format": sample.index / 2, "why": "so"}

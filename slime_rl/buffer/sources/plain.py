@@ -16,10 +16,11 @@ import numpy as np
 
 # Deeper values do not survive the writers of JSON; an alias of YAML to itself has no end at all.
 _MAX_DEPTH = 100
+_SIMPLE = {bool, float, bytes}
 _MAX_BITS = 14_000  # Python writes no number of more than 4300 digits
 
 
-def plain(value: Any, where: str, depth: int = 0) -> Any:
+def plain(value: Any, where: str) -> Any:
     """`value` with None, bool, int, float, str, bytes, list, tuple and dict alone.
 
     Dates and times become ISO 8601 text, a duration its seconds, decimals and UUIDs their text.
@@ -27,11 +28,39 @@ def plain(value: Any, where: str, depth: int = 0) -> Any:
     Raises:
         ValueError: another type, half a surrogate pair, too long a number or too deep a value; begins with `where`.
     """
+    return value if _is_plain(value, 0) else _converted(value, where, 0)
+
+
+def _is_plain(value: Any, depth: int) -> bool:
+    """Whether nothing has to be changed or told, as for nearly all rows; quick, as it keeps no account of the place."""
+    kind = type(value)
+    if kind is str:
+        return value.isascii() or _is_text(value)
+    if value is None or kind in _SIMPLE:
+        return True
+    if depth >= _MAX_DEPTH:
+        return False
+    if kind is list or kind is tuple:
+        return all(_is_plain(item, depth + 1) for item in value)
+    if kind is dict:
+        return all(_is_plain(k, depth + 1) and _is_plain(item, depth + 1) for k, item in value.items())
+    return kind is int and value.bit_length() <= _MAX_BITS
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _converted(value: Any, where: str, depth: int) -> Any:
     kind = type(value)
     if kind is str:
         _check_characters(value, where)
         return value
-    if value is None or kind in (bool, float, bytes):
+    if value is None or kind in _SIMPLE:
         return value
     if kind is int:
         if value.bit_length() > _MAX_BITS:
@@ -40,13 +69,15 @@ def plain(value: Any, where: str, depth: int = 0) -> Any:
     if depth >= _MAX_DEPTH:
         raise ValueError(f"{where[:200]}: is nested more than {_MAX_DEPTH} levels deep")
     if kind is list:
-        return [plain(item, where, depth + 1) for item in value]
+        return [_converted(item, where, depth + 1) for item in value]
     if kind is dict:
-        return {
-            plain(key, where, depth + 1): plain(item, f"{where}: {key!r:.80}", depth + 1) for key, item in value.items()
-        }
+        keys = [_converted(key, where, depth + 1) for key in value]
+        if len(set(keys)) < len(keys):
+            raise ValueError(f"{where}: two of its keys are the same text: {sorted(map(str, keys))}")
+        items = (_converted(item, f"{where}: {key!r:.80}", depth + 1) for key, item in value.items())
+        return dict(zip(keys, items, strict=True))
     if kind is tuple:
-        return tuple(plain(item, where, depth + 1) for item in value)
+        return tuple(_converted(item, where, depth + 1) for item in value)
     if isinstance(value, (datetime.date, datetime.time)):
         return value.isoformat()
     if isinstance(value, datetime.timedelta):
@@ -54,7 +85,7 @@ def plain(value: Any, where: str, depth: int = 0) -> Any:
     if isinstance(value, (decimal.Decimal, uuid.UUID)):
         return str(value)
     if isinstance(value, np.generic):
-        return plain(value.item(), where, depth + 1)
+        return _converted(value.item(), where, depth + 1)
     raise ValueError(f"{where}: is a {kind.__name__}, which cannot be kept; use text, numbers, lists and dictionaries")
 
 

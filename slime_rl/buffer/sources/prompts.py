@@ -30,9 +30,11 @@ def prompt_from_row(row: dict[str, Any], source_index: int, origin: str, data: D
     """
     if data.input_key not in row:
         raise ValueError(f"{origin}: no {data.input_key!r} (--input-key); {_keys(row)}")
-    read = {data.input_key, data.label_field, data.metadata_key, "reward_model", *CARRIED}
-    # Columns that nobody reads may hold anything.
-    row = {key: plain(value, f"{origin}: {key!r:.80}") if key in read else value for key, value in row.items()}
+    for key in (data.input_key, data.label_field, data.metadata_key, "reward_model", *CARRIED):
+        if key in row:  # columns that nobody reads may hold anything
+            value = row[key]
+            if (changed := plain(value, f"{origin}: {key!r:.80}")) is not value:
+                row = {**row, key: changed}
     prompt = row[data.input_key]
     _check_prompt(prompt, f"{origin}: {data.input_key!r} (--input-key)")
     return LocatedPrompt(

@@ -141,6 +141,7 @@ BAD_ROWS = {
     ),
     "date": ("yaml", "- prompt: a\n  label: 2024-13-45\n", "month must be in"),
     "itself": ("yaml", "- &x\n  prompt: a\n  label: 1\n  metadata: *x\n", "100 levels deep"),
+    "same": ("yaml", "- prompt: a\n  label: 1\n  metadata: {2024-01-02: 1, '2024-01-02': 2}\n", "keys are the same"),
     "set": ("yaml", "- prompt: a\n  label: !!set {x, y}\n", "'label': is a set"),
     "hex": ("yaml", "- prompt: a\n  label: 0x" + "f" * 5000 + "\n", "14000 bits"),
     "tag": ("yaml", "- prompt: a\n  label: !!python/name:os.system\n", "could not determine a constructor"),
