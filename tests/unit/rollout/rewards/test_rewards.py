@@ -79,6 +79,21 @@ def test_numeric_is_exact(config: Config, fence: ProcessFence) -> None:
     assert scores(config, fence, "numeric", rows) == [1, 1, 1, 0, 1, 1, 1, 1, 1, 0, 0, 0, 1]
 
 
+def test_numeric_takes_nothing_for_right_that_it_does_not_understand(config: Config, fence: ProcessFence) -> None:
+    rows = [
+        ("1", "The result is 1e5"),
+        ("2", r"\boxed{\sqrt{2}}"),
+        ("2", r"\boxed{3\times10^{2}}"),
+        ("10", r"\boxed{10!}"),
+        ("10", "Answer: 2^10"),
+        ("5", "Answer: x <= 5"),
+        ("5", r"\boxed{x \neq 5}"),
+    ]
+    assert scores(config, fence, "numeric", rows) == [0.0] * len(rows)
+    rows = [("7/2", "It takes 3 1/2 hours"), ("1000", "Answer: 1 000"), ("300", r"\boxed{3\times10^{2}}")]
+    assert scores(config, fence, "numeric", rows) == [1.0] * len(rows)
+
+
 def test_numeric_refuses_labels_that_are_no_number(config: Config, fence: ProcessFence) -> None:
     with pytest.raises(ValueError, match=r"--rm-type numeric needs labels like.*'x'.*sample 0"):
         scores(config, fence, "numeric", [("x", "5")])
