@@ -17,7 +17,7 @@ from slime_rl.algorithms.registry import ADVANTAGES, OFF_POLICY, POLICY_LOSSES
 from slime_rl.buffer.dumps import check_dump_folder, check_dumped_steps
 from slime_rl.buffer.policies import BUFFER_FILTERS, BUFFERS, CURRICULA, PROMPT_SOURCES
 from slime_rl.buffer.sources import check_first_rows, read_prompts
-from slime_rl.buffer.sources.prompts import check_prompt_lengths, prompt_length_problem
+from slime_rl.buffer.sources.prompts import prompt_length_problem
 from slime_rl.cluster.checkpoint import read_meta
 from slime_rl.cluster.folders import check_folders, check_spared
 from slime_rl.cluster.load_checks import check_loadable
@@ -200,10 +200,9 @@ def _tokenizer(config: Config) -> str | None:
         lengths.append(len(tokens))
         return tokens
 
-    most = config.sampling.max_prompt_len
-    if config.data.long_prompt == "error":
-        check_prompt_lengths(prompts, encode, most, "error")
-    elif all(prompt_length_problem(prompt, encode, most, "skip") is not None for prompt in prompts):
+    most, policy = config.sampling.max_prompt_len, config.data.long_prompt
+    problems = [prompt_length_problem(prompt, encode, most, policy) for prompt in prompts]
+    if None not in problems:
         # The run looks further, at more rows than a check should render.
         return f"all of {len(lengths)} prompts are over --max-prompt-len {most}, at least {min(lengths)} tokens"
     mean = sum(lengths) / len(lengths)

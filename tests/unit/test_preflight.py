@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,28 @@ def test_every_failure_is_shown_not_only_the_first(tmp_path: Path) -> None:
     assert "must divide the model's 4 attention heads, got 3" in found["parallel sizes"].text
     assert found["plugins"].verdict is Verdict.FAILED
     assert "more than the 256 positions" in found["context length"].text
+
+
+def test_prompts_are_rendered_and_those_that_will_be_left_out_are_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_config(tmp_path)
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    monkeypatch.setattr(preflight_module, "load_tokenizer", lambda config: None)
+    monkeypatch.setattr(preflight_module, "encode_prompt", lambda config, tokenizer, prompt, metadata: list(prompt))
+
+    def said(*lengths: int) -> Finding:
+        rows = "".join(json.dumps({"prompt": "x" * n, "label": "1"}) + "\n" for n in lengths)
+        (tmp_path / "p.jsonl").write_text(rows)
+        flags = ("--prompt-data", str(tmp_path / "p.jsonl"), "--max-prompt-len", "10", "--long-prompt", "skip")
+        return findings(tmp_path, *flags)["tokenizer and prompts"]
+
+    assert said(3, 50, 7).text == "rendered 3 prompts: 20 tokens each, at most 50"
+    every = said(40, 50)
+    assert (every.verdict, every.text) == (
+        Verdict.OK,
+        "all of 2 prompts are over --max-prompt-len 10, at least 40 tokens",
+    )
 
 
 def test_a_run_stops_where_a_dry_run_only_says_not_checked(tmp_path: Path) -> None:
