@@ -74,11 +74,11 @@ class ContinuousProduction:
 
         Raises whatever made production fail, or ValueError when the dynamic filter drops nearly everything.
         """
+        self._raise_failure()
         while not self._may_take(step):
-            if self._producer.done():
-                self._producer.result()
             self._progress.clear()
             await self._progress.wait()
+            self._raise_failure()
         groups = self.buffer.take(step, self.batch_size)
         for group in groups:
             self.generated.pop(group.group_index, None)
@@ -89,6 +89,10 @@ class ContinuousProduction:
         metrics = self._metrics()
         self.flight.wake()
         return RolloutOutput(groups=groups, metrics=metrics)
+
+    def _raise_failure(self) -> None:
+        if self._producer.done():
+            self._producer.result()
 
     async def _interrupt_late(self, step: int) -> None:
         """End what runs and can no longer train in time, rather than let it keep the engines busy.

@@ -28,7 +28,10 @@ class SteppedProduction:
             self.next_step += 1
 
     async def take(self, step: int) -> RolloutOutput:
-        """Wait until `step` is produced; raises whatever made its production fail."""
+        """Wait until `step` is produced; raises whatever made its production fail, or that of a later step."""
+        for task in self._tasks.values():
+            if task.done():
+                task.result()
         return await self._tasks.pop(step)
 
     async def close(self) -> None:

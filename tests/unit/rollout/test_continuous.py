@@ -11,13 +11,24 @@ from typing import Any
 
 import pytest
 
-from benchmarks.scripted_rollout import ScriptedRun, run_virtual, scripted_config
+from benchmarks.scripted_rollout import (
+    CharTokenizer,
+    ScriptedClient,
+    ScriptedRun,
+    run_virtual,
+    scripted_config,
+)
 from slime_rl.buffer.conformance import through_disk
 from slime_rl.buffer.ledger import Ledger
+from slime_rl.buffer.ledger_buffer import LedgerBuffer
 from slime_rl.buffer.sources import FilePromptSource
 from slime_rl.config import Config
 from slime_rl.rollout.client import EngineClient
+from slime_rl.rollout.continuous import ContinuousProduction
 from slime_rl.rollout.generate import seeded
+from slime_rl.rollout.group_loop import group_loop
+from slime_rl.rollout.runtime import RolloutRuntime, use_runtime
+from slime_rl.rollout.stepped import SteppedProduction
 from slime_rl.types import Group, Sample
 
 Batches = list[list[Group]]
@@ -318,3 +329,38 @@ def test_any_mix_of_settings_trains_each_prompt_once_within_the_bound(tmp_path: 
     for bound in bounds:
         oldest = [(step, g.oldest_version) for step, groups in enumerate(batches) for g in groups if g.replays == 0]
         assert all(step - version <= bound for step, version in oldest if version is not None), flags
+
+
+async def breaks_at_group_9(config: Config, group: list[Sample]) -> list[float]:
+    if group[0].group_index == 9:
+        raise RuntimeError("the verifier is gone")
+    return [1.0] * len(group)
+
+
+@pytest.mark.parametrize("flags", [("--rollout-ahead", "4"), ("--fully-async", "--max-staleness", "8")])
+def test_a_failure_of_production_is_told_by_the_next_take(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    """Whatever is generated for later steps already: nothing new comes any more."""
+    own = ("--reward-function-path", "test_continuous:breaks_at_group_9", "--rollout-batch-size", "2")
+    config = scripted_config(tmp_path, 50, *own, "--n-samples-per-prompt", "2", "--num-steps", "20", *flags)
+
+    async def go() -> int:
+        buffer = LedgerBuffer(config, FilePromptSource(config))
+        async with ScriptedClient(lambda ids: 5, slots=64) as client:
+            with use_runtime(RolloutRuntime(client=client, tokenizer=CharTokenizer())):
+                made: Any = ContinuousProduction if config.asynchrony.fully_async else SteppedProduction
+                arguments = () if config.asynchrony.fully_async else (group_loop,)
+                production = made(config, buffer, *arguments, 0)
+                try:
+                    for step in range(20):
+                        production.submit_through(step + config.rollout.rollout_ahead)
+                        await production.take(step)
+                        await asyncio.sleep(100)  # training; meanwhile production reaches group 9
+                        buffer.commit(step)
+                except ValueError as error:
+                    assert "the verifier is gone" in str(error)
+                    return step
+                finally:
+                    await production.close()
+        return 20
+
+    assert run_virtual(go()) <= 1
