@@ -59,7 +59,8 @@ class ProcessFence:
     """
 
     def __init__(self, num_workers: int, timeout_s: float, *, memory_bytes: int = 2 * GIB) -> None:
-        """`timeout_s` is the default deadline of a call; `memory_bytes` a worker may allocate on top of its imports."""
+        """`timeout_s` is the default deadline of a call; `memory_bytes` a worker may allocate on top of its imports,
+        and the processes of a call together."""
         if num_workers < 1 or timeout_s <= 0 or memory_bytes <= 0:
             raise ValueError(
                 "a fence needs num_workers >= 1, timeout_s > 0 and memory_bytes > 0, got "
@@ -148,14 +149,15 @@ class _Supervisor:
         module, colon, name = function.partition(":")
         if not colon:
             raise ValueError(f"a fenced function is named package.module:function, got {function!r}")
-        header = {"module": module, "function": name, "timeout_s": seconds}
+        header = {"module": module, "function": name, "timeout_s": seconds, "import_timeout_s": IMPORT_TIMEOUT_S}
         with self.turn:
             return self._ask(header, pickle.dumps(args), seconds + IMPORT_TIMEOUT_S + GRACE_S)
 
     def load(self, modules: Sequence[str]) -> None:
         for module in modules:
             with self.turn:
-                self._ask({"module": module, "function": "", "timeout_s": 0.0}, b"", IMPORT_TIMEOUT_S + GRACE_S)
+                header = {"module": module, "function": "", "timeout_s": 0.0, "import_timeout_s": IMPORT_TIMEOUT_S}
+                self._ask(header, b"", IMPORT_TIMEOUT_S + GRACE_S)
 
     def _ask(self, header: dict[str, Any], payload: bytes, seconds: float) -> FenceAnswer:
         try:

@@ -19,8 +19,8 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NoReturn
 
 from slime_rl.rollout.rewards import fence_worker
@@ -33,6 +33,8 @@ from slime_rl.rollout.rewards.fence_protocol import (
     read_frame,
     write_frame,
 )
+from slime_rl.rollout.rewards.leftovers import scratch_folder
+from slime_rl.rollout.rewards.process_tree import descendants, memory_of
 
 MAX_PROCESSES = 16  # of one call; a fork bomb passes it within milliseconds
 FIRST_TICK_S = 0.01  # a call that takes longer has its processes counted, now and every TICK_S
@@ -42,17 +44,18 @@ SWEEP_BATCH = 64
 # A live worker confirms a request in a millisecond, on a crowded machine in tens of them.
 START_S = 2.0
 FRESH_START_S = 30.0
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_CHILD_SUBREAPER, PR_SET_DUMPABLE = 36, 4
 
 
 @dataclass(frozen=True)
 class Worker:
-    """A forked child and the pipes to it."""
+    """A forked child, the pipes to it and its folder, which is emptied when it is closed."""
 
     pid: int
     pidfd: int
     requests: int
     answers: int
+    folder: contextlib.ExitStack
 
 
 class Supervisor:
@@ -76,7 +79,7 @@ class Supervisor:
 
     def answer(self, frame: bytes) -> bytes:
         header = json.loads(frame.partition(b"\n")[0])
-        if (problem := self._load(header["module"])) is not None:
+        if (problem := self._load(header["module"], header["import_timeout_s"])) is not None:
             return failed(Failure.ERROR, problem)
         if not header["function"]:
             return b"{}"
@@ -107,16 +110,19 @@ class Supervisor:
             self.end_worker()
         return None
 
-    def _load(self, module: str) -> str | None:
+    def _load(self, module: str, seconds: float) -> str | None:
         """Import a module here and call its `warm_up`, if it has one, so that workers are forked with what both made;
         a message when it cannot be."""
         if module in self.modules:
             return None
         try:
-            warm_up = getattr(importlib.import_module(module), "warm_up", None)
-            if warm_up is not None:
-                warm_up()
-        except Exception as error:  # user code may raise anything at import
+            with _import_limit(seconds):
+                warm_up = getattr(importlib.import_module(module), "warm_up", None)
+                if warm_up is not None:
+                    warm_up()
+        except TerminatedError:
+            raise
+        except BaseException as error:  # user code may raise anything at import, SystemExit too
             return f"cannot import {module}: {type(error).__name__}: {error}"
         self.modules.add(module)
         self.end_worker()
@@ -141,8 +147,8 @@ class Supervisor:
                 return self._read_answer(worker, nonce, deadline)
             if worker.pidfd in events:
                 return failed(Failure.CRASH, "the process died"), False
-            if not events and self._has_more_processes_than(MAX_PROCESSES):
-                return failed(Failure.PROCESSES, f"more than {MAX_PROCESSES} processes"), False
+            if not events and (failure := self._excess()) is not None:
+                return failure, False
 
     def _read_answer(self, worker: Worker, nonce: bytes, deadline: float) -> tuple[bytes, bool]:
         try:
@@ -162,14 +168,17 @@ class Supervisor:
     def _fork(self) -> Worker:
         request_out, request_in = os.pipe()
         answer_out, answer_in = os.pipe()
+        stack = contextlib.ExitStack()
+        folder = stack.enter_context(scratch_folder("fence-"))
+        folder.chmod(0o711)  # programs that run as another user have folders in it
         pid = os.fork()
         if pid == 0:
             for fd in (request_in, answer_out, self.requests, self.answers):
                 os.close(fd)
-            fence_worker.run(request_out, answer_in, self.memory_bytes, self.owner)
+            fence_worker.run(request_out, answer_in, self.memory_bytes, self.owner, folder)
         os.close(request_out)
         os.close(answer_in)
-        return Worker(pid, os.pidfd_open(pid), request_in, answer_out)
+        return Worker(pid, os.pidfd_open(pid), request_in, answer_out, stack)
 
     def end_worker(self) -> None:
         """Kill the worker and all its descendants: as subreaper we inherit those that were orphaned on purpose."""
@@ -189,11 +198,22 @@ class Supervisor:
         self.worker = None
         for fd in (worker.pidfd, worker.requests, worker.answers):
             os.close(fd)
+        worker.folder.close()
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
+
+    def _excess(self) -> bytes | None:
+        """The failure of a call whose processes together are too many or too large."""
+        below = descendants(os.getpid(), MAX_PROCESSES + 1)
+        if len(below) > MAX_PROCESSES:
+            return failed(Failure.PROCESSES, f"more than {MAX_PROCESSES} processes")
+        limit = self.memory_bytes + memory_of([os.getpid()], 0)  # the worker begins with what is loaded here
+        if memory_of(below, limit) > limit:
+            return failed(Failure.MEMORY, f"its processes together have more than {self.memory_bytes >> 20} MiB")
+        return None
 
     def _has_more_processes_than(self, limit: int) -> bool:
         # Never count further than needed: a fork bomb grows faster than it can be counted.
@@ -204,38 +224,36 @@ class OwnerGoneError(Exception):
     """The other end of our input was closed while a call ran."""
 
 
-def descendants(pid: int, at_most: int) -> list[int]:
-    """Processes below `pid`, parents before children; stops looking when it has found `at_most`."""
-    found: list[int] = []
-    waiting = [pid]
-    while waiting and len(found) < at_most:
-        children = _children(waiting.pop())
-        found += children
-        waiting += children
-    return found[:at_most]
-
-
-def _children(pid: int) -> list[int]:
-    children: list[int] = []
-    for task in _listed(Path(f"/proc/{pid}/task")):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            children += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
-    return children
-
-
-def _listed(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
-        return []
-
-
 def failed(kind: Failure, message: str) -> bytes:
     return json.dumps({"failure": kind, "message": message}).encode()
 
 
+class TerminatedError(SystemExit):
+    """We were told to end."""
+
+
+class ImportTimeoutError(BaseException):
+    """No Exception: a module that catches those while it is imported must not go on."""
+
+
 def _terminate(*_: object) -> NoReturn:
-    raise SystemExit(0)
+    raise TerminatedError(0)
+
+
+@contextlib.contextmanager
+def _import_limit(seconds: float) -> Iterator[None]:
+    """Interrupt what runs inside after that time. What hangs in compiled code is ended by our owner, with us."""
+
+    def interrupt(*_: object) -> NoReturn:
+        raise ImportTimeoutError(f"not done after {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def stay_ahead() -> None:
@@ -255,7 +273,10 @@ def main() -> NoReturn:
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.dup2(nothing, 1)
-    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if os.geteuid() != 0:  # programs of the same user must not read requests in our memory, nor in a worker's
+        libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
     Supervisor(requests, answers, int(sys.argv[1])).serve()
     sys.exit(0)

@@ -11,9 +11,11 @@ import pickle
 import resource
 import signal
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any, NoReturn
 
+from slime_rl.rollout.rewards import landlock
 from slime_rl.rollout.rewards.fence_protocol import NONCE_BYTES, Failure, read_frame, write_frame
 from slime_rl.rollout.rewards.seccomp import deny_signals_to
 
@@ -24,12 +26,13 @@ MAX_MESSAGE_LENGTH = 500
 NICENESS = 5  # below the supervisor, which must get its turn beside a fork bomb to end it
 
 
-def run(requests: int, answers: int, memory_bytes: int, owner: int) -> NoReturn:
+def run(requests: int, answers: int, memory_bytes: int, owner: int, folder: Path) -> NoReturn:
     """Serve calls until the supervisor closes `requests`. Never returns into the supervisor's code. `owner` is the
-    process that the supervisor works for."""
+    process that the supervisor works for, `folder` for temporary files; the supervisor removes it."""
     status = 1
     try:
         confine(memory_bytes, owner)
+        tempfile.tempdir = os.environ["TMPDIR"] = str(folder)
         while (frame := read_frame(requests)) is not None:
             nonce, request = frame[:NONCE_BYTES], frame[NONCE_BYTES:]
             write_frame(answers, nonce)
@@ -41,7 +44,7 @@ def run(requests: int, answers: int, memory_bytes: int, owner: int) -> NoReturn:
 
 def confine(memory_bytes: int, owner: int) -> None:
     """A process group of its own, death with the supervisor, no output, limits on memory and file size, no signals to
-    supervisor and owner, nor to all processes at once."""
+    supervisor and owner, nor to all processes at once; with Landlock, to nothing but what it starts."""
     supervisor = os.getppid()
     os.setpgid(0, 0)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -55,6 +58,7 @@ def confine(memory_bytes: int, owner: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    landlock.keep_signals()
     with contextlib.suppress(OSError):  # not to be had here: a supervisor that was killed is started again
         deny_signals_to([-1, supervisor, -os.getpgid(supervisor), owner, -os.getpgid(owner)])
 

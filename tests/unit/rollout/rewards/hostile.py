@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import fcntl
 import os
+import resource
 import signal
 import sys
+import tempfile
 import time
 from typing import Any
 
@@ -62,6 +66,61 @@ def signal_others(owner: int) -> list[int]:
 
 def open_parent() -> int:
     return os.pidfd_open(os.getppid())
+
+
+def attack(pid: int) -> list[str]:
+    """Ways to harm a process that are not refused; none of them does harm when it works."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    worked = []
+
+    def sigqueue() -> None:
+        if libc.sigqueue(pid, 0, 0):
+            raise PermissionError
+
+    def descriptor() -> None:
+        signal.pidfd_send_signal(os.open(f"/proc/{pid}", os.O_RDONLY | os.O_DIRECTORY), 0)
+
+    def limits() -> None:
+        resource.prlimit(pid, resource.RLIMIT_CORE, resource.prlimit(pid, resource.RLIMIT_CORE))
+
+    def priority() -> None:
+        os.setpriority(os.PRIO_PROCESS, pid, os.getpriority(os.PRIO_PROCESS, pid))
+
+    def owner_of_signals() -> None:
+        fcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, pid)
+
+    def memory() -> None:
+        open(f"/proc/{pid}/mem", "r+b").close()
+
+    for way in (sigqueue, descriptor, limits, priority, owner_of_signals, memory):
+        try:
+            way()
+            worked.append(way.__name__)
+        except PermissionError:
+            continue
+    return worked
+
+
+def allocate_in_children(count: int, num_bytes: int) -> int:
+    for _ in range(count):
+        if os.fork() == 0:
+            block = b"x" * num_bytes
+            time.sleep(1.0 if len(block) < 1 << 26 else 20.0)
+            os._exit(0)
+    for _ in range(count):
+        os.wait()
+    return count
+
+
+def leave_files(then: str) -> int:
+    folder = tempfile.mkdtemp()
+    with open(os.path.join(folder, "f"), "w") as file:
+        file.write("x")
+    if then == "hang":
+        time.sleep(600)
+    if then == "daemon" and os.fork() == 0:
+        time.sleep(600)
+    return 1
 
 
 WARM = []

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from slime_rl.rollout.rewards import landlock
 from slime_rl.rollout.rewards.fence import FenceAnswer, ProcessFence, current_fence, decode_answer, use_fence
 from slime_rl.rollout.rewards.fence_protocol import Failure
 
@@ -97,6 +98,62 @@ def test_a_supervisor_that_is_killed_all_the_same_is_replaced(fence: ProcessFenc
     os.kill(supervisor, signal.SIGKILL)
     assert call(fence, "add", 2, 3).failure is Failure.CRASH
     assert works(fence)
+
+
+def test_a_call_reaches_no_process_but_its_own(fence: ProcessFence) -> None:
+    victim = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    try:
+        owner = call(fence, "attack", os.getpid()).value
+        other = call(fence, "attack", victim.pid).value
+    finally:
+        victim.kill()
+        victim.wait()
+    assert owner == ([] if landlock.keeps_signals() else ["memory"] * (os.geteuid() == 0)), "what worked"
+    if landlock.keeps_signals():
+        assert not {"sigqueue", "descriptor", "memory"} & set(other)
+
+
+def test_the_processes_of_a_call_share_one_limit_of_memory(fence: ProcessFence) -> None:
+    assert call(fence, "allocate_in_children", 3, 150 << 20, timeout_s=30.0).failure is Failure.MEMORY
+    assert call(fence, "allocate_in_children", 3, 10 << 20, timeout_s=30.0).value == 3
+    assert works(fence)
+
+
+@pytest.mark.parametrize("name", ["hang", "daemon", "value"])
+def test_temporary_files_of_a_call_are_removed_with_its_worker(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with ProcessFence(1, timeout_s=10.0) as fence:
+        call(fence, "leave_files", name, timeout_s=1.0 if name == "hang" else 10.0)
+        if name != "value":
+            assert works(fence)
+            assert len(list(tmp_path.iterdir())) == 1, "of the new worker"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_program_that_is_ended_with_its_call_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    bomb = "import os, time\nopen('f', 'w').close()\nfor _ in range(6): os.fork()\ntime.sleep(20)"
+    with ProcessFence(1, timeout_s=20.0) as fence:
+        answer = asyncio.run(fence.call("slime_rl.rollout.rewards.code_fenced:passes", bomb, "", "1", None, 9.0))
+        assert answer.failure is Failure.PROCESSES
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_import_that_hangs_or_exits_is_an_error_of_its_call(
+    fence: ProcessFence, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hangs_at_import.py").write_text("import time\nwhile True:\n    time.sleep(1)")
+    (tmp_path / "exits_at_import.py").write_text("raise SystemExit(3)")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("slime_rl.rollout.rewards.fence.IMPORT_TIMEOUT_S", 0.5)
+    _, supervisor = call(fence, "pid").value
+    for module, message in (("hangs_at_import", "not done after 0.5 s"), ("exits_at_import", "SystemExit: 3")):
+        answer = asyncio.run(fence.call(f"{module}:f"))
+        assert answer.failure is Failure.ERROR and message in answer.message
+    assert call(fence, "pid").value[1] == supervisor
 
 
 def test_a_module_is_warmed_up_before_workers_are_forked(fence: ProcessFence) -> None:
