@@ -118,6 +118,7 @@ class ContinuousProduction:
             while True:
                 room = self._room()
                 if room > 0:
+                    self._check_drops(self.next_step, self.bound + 1)  # nobody takes while the trainer is busy
                     groups = self.ages.begin_anew(self.buffer.reserve(room), self.next_step - self.bound)
                     self.flight.start(groups, self.version)
                 await self.flight.settle()
@@ -133,13 +134,17 @@ class ContinuousProduction:
         allowed = (last_step + 1 - self.next_step) * self.batch_size + self.extra - open_groups
         return min(allowed, (self.slots - self.flight.open_samples) // self.config.train.n_samples_per_prompt)
 
+    def _check_drops(self, step: int, num_steps: int) -> None:
+        """Raise ValueError where more was dropped since the last take than `num_steps` may (--max-sampling-rounds)."""
+        dropped = self._dropped() - self._dropped_before
+        if dropped > self.config.buffer.max_sampling_rounds * self.batch_size * num_steps:
+            raise ValueError(too_many_dropped(self.config, step, self.buffer, f"{dropped} drops"))
+
     def _may_take(self, step: int) -> bool:
         """Whether there are enough groups, and every group that would stay behind can still train in time."""
         self._take_out_over_age(step)
         if len(self.buffer) < self.batch_size:
-            dropped = self._dropped() - self._dropped_before
-            if dropped > self.config.buffer.max_sampling_rounds * self.batch_size:
-                raise ValueError(too_many_dropped(self.config, step, self.buffer, f"{dropped} drops"))
+            self._check_drops(step, 1)
             return False
         if not self.options.wait_for_aging or self.options.over_age == "mask":
             return True

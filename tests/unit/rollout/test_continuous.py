@@ -364,3 +364,30 @@ def test_a_failure_of_production_is_told_by_the_next_take(tmp_path: Path, flags:
         return 20
 
     assert run_virtual(go()) <= 1
+
+
+def drop_after_8(config: Config, samples: list[Sample]) -> str | None:
+    return "late" if samples[0].group_index > 8 else None
+
+
+def test_a_filter_that_drops_everything_ends_production_also_while_the_trainer_is_busy(tmp_path: Path) -> None:
+    own = ("--dynamic-filter-path", "test_continuous:drop_after_8", "--max-sampling-rounds", "3", "--rm-type", "exact")
+    sizes = ("--rollout-batch-size", "4", "--n-samples-per-prompt", "2", "--num-steps", "9")
+    config = scripted_config(tmp_path, 50, *own, *sizes, "--fully-async", "--max-staleness", "4")
+
+    async def go() -> int:
+        buffer = LedgerBuffer(config, FilePromptSource(config))
+        async with ScriptedClient(lambda ids: 5, slots=8) as client:
+            with use_runtime(RolloutRuntime(client=client, tokenizer=CharTokenizer())):
+                production = ContinuousProduction(config, buffer, 0)
+                try:
+                    await production.take(0)
+                    await asyncio.sleep(10_000)  # training
+                    with pytest.raises(ValueError, match=r"--max-sampling-rounds.*dropped for late"):
+                        await production.take(1)
+                        await production.take(2)
+                finally:
+                    await production.close()
+        return buffer.counts()["dropped"]
+
+    assert run_virtual(go()) <= 5 * 12 + 8  # of five steps, and what ran already
