@@ -7,7 +7,7 @@ import math
 import time
 import uuid
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -39,6 +39,10 @@ class Generation:
     text: str
     finish_reason: str  # stop, length or abort
     num_cached_tokens: int
+
+
+class RequestRefused(ValueError):
+    """An engine will not answer this request (4xx), such as one that is longer than its context."""
 
 
 NOTHING = Generation(tokens=[], log_probs=[], versions=[], text="", finish_reason="abort", num_cached_tokens=0)
@@ -91,17 +95,21 @@ class EngineClient:
         Requests with the same `routing_key` go to the same engine with --router-policy manual.
 
         Raises:
-            ValueError: the engine refused the request (4xx) or its answer does not fit together.
+            RequestRefused: the engine refused the request (4xx).
+            ValueError: its answer does not fit together.
             TimeoutError: no answer within `timeout_s`, retries included; names the last failure.
         """
         scope, now = current_scope(), asyncio.get_running_loop().time
         came_at = now()
-        if scope is not None:
-            scope.queued += 1
-        async with self._slots:
-            if scope is None:
+        if scope is None:
+            async with self._slots:
                 return await self._generate(set(), input_ids, sampling_params, routing_key)
-            scope.queued -= 1
+        async with AsyncExitStack() as held:
+            scope.queued += 1
+            try:
+                await held.enter_async_context(self._slots)
+            finally:
+                scope.queued -= 1  # also when its caller gives up: whoever counts would wait for ever
             if scope.interrupted:
                 return NOTHING
             if scope.has_sent:
@@ -178,7 +186,7 @@ class EngineClient:
                     last = f"HTTP {answer.status}: {(await answer.text(errors='replace'))[:500]}"
                     is_ours = 400 <= answer.status < 500 and answer.status not in (408, 429)
                     if is_ours and STILL_KNOWN not in last:
-                        raise ValueError(f"{self.url}{path} refused the request: {last}")
+                        raise RequestRefused(f"{self.url}{path} refused the request: {last}")
             except (aiohttp.ClientError, TimeoutError) as error:
                 last = f"{type(error).__name__}: {error}"
             finally:

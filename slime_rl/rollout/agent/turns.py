@@ -51,17 +51,19 @@ class TurnRenderer:
         """Ids of the whole conversation as the template writes it."""
         return self.encode(self.template.text(messages, add_generation_prompt))
 
-    def following(self, assistant: Message, sampled: Sequence[int], new: Sequence[Message]) -> list[int]:
+    def following(
+        self, assistant: Message, sampled: Sequence[int], new: Sequence[Message], *, continue_last: bool = False
+    ) -> list[int]:
         """Ids to append after `sampled`, the policy's own tokens of the turn `assistant`, before the next generation.
 
         They end the assistant's turn (unless the policy sampled the end itself), and hold `new` and the generation
         prompt. An end that the template does not know (such as another stop token) stays and is followed by the
-        template's.
+        template's. With `continue_last` they end in the text of the last message, the assistant's, to be continued.
 
         Raises:
             ValueError: the template rejects the messages, or does not show an assistant's message before them.
         """
-        end, text = self._after_assistant(assistant, list(new))
+        end, text = self._after_assistant(assistant, list(new), continue_last)
         # Encoded behind a special token: some tokenizers treat the beginning of a text in their own way.
         anchor = end or self.tokenizer.eos_token or ""
         before = self._anchors.get(anchor)
@@ -75,12 +77,14 @@ class TurnRenderer:
     def encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
-    def _after_assistant(self, assistant: Message, new: list[Message]) -> tuple[str, str]:
+    def _after_assistant(self, assistant: Message, new: list[Message], continue_last: bool) -> tuple[str, str]:
         """The token that ends the assistant's turn ("" where the template has none), and the text after it."""
         mark = f"M{secrets.token_hex(8)}"
         before = [{"role": "user", "content": "u"}, self._stand_in(assistant, mark)]
         closed = self._after(mark, before, add_generation_prompt=False)
-        text = self._after(mark, [*before, *new], add_generation_prompt=True)
+        text = self._after(mark, [*before, *new], add_generation_prompt=not continue_last)
+        if continue_last:
+            text = _up_to(text, new[-1]["content"])
         closing = _common_prefix(closed, text)
         eos = self.tokenizer.eos_token
         known = [token for token in self._special_texts if token in closing]
@@ -116,6 +120,15 @@ def special_tokens(tokenizer: Any) -> tuple[frozenset[int], tuple[str, ...]]:
 def _common_prefix(a: str, b: str) -> str:
     length = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     return a[:length]
+
+
+def _up_to(text: str, last: str) -> str:
+    """`text` up to the end of `last` in it, of which the template may have stripped the ends."""
+    begin = text.rfind(last.strip())
+    if begin < 0:
+        raise ValueError("the chat template leaves out the text of the assistant's last message")
+    kept = last.lstrip() if text.startswith(last.lstrip(), begin) else last.strip()
+    return text[:begin] + kept
 
 
 def _overlap(sampled: Sequence[int], tail: Sequence[int], special_ids: frozenset[int]) -> int:

@@ -166,3 +166,27 @@ def test_a_routing_key_travels_as_the_routers_header() -> None:
 
     asyncio.run(go())
     assert seen == ["4-7", None]
+
+
+def test_who_gives_up_before_its_turn_no_longer_waits_for_a_slot() -> None:
+    async def go() -> None:
+        release = asyncio.Event()
+
+        async def reply() -> dict[str, object]:
+            await release.wait()
+            return answer([5])
+
+        async with scripted_engine(lambda body: reply()) as (url, _):
+            async with EngineClient(url, max_in_flight=1, timeout_s=10) as client:
+                with use_scope(SampleScope()) as scope:
+                    first = asyncio.create_task(client.generate([1], {}))
+                    second = asyncio.create_task(client.generate([2], {}))
+                    await asyncio.sleep(0.1)
+                    assert scope.queued == 1
+                    second.cancel()
+                    await asyncio.wait({second})
+                    assert scope.queued == 0
+                    release.set()
+                    assert (await first).tokens == [5]
+
+    asyncio.run(go())

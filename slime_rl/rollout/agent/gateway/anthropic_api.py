@@ -6,7 +6,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from slime_rl.rollout.agent.gateway.openai_api import text_of, tool_calls_of
+from slime_rl.rollout.agent.gateway import fields
+from slime_rl.rollout.agent.gateway.openai_api import tool_calls_of
 from slime_rl.rollout.agent.gateway.sessions import GatewayError, Turn
 from slime_rl.rollout.agent.template import Message
 
@@ -17,55 +18,52 @@ def read_request(body: dict[str, Any]) -> dict[str, Any]:
     Raises:
         GatewayError: a body that is no messages request.
     """
-    if not isinstance(body.get("messages"), list) or not body["messages"]:
-        raise GatewayError(400, "messages must be a list with at least one message")
     messages: list[Message] = []
     if body.get("system"):
-        messages.append({"role": "system", "content": text_of(body["system"])})
-    for message in body["messages"]:
+        messages.append({"role": "system", "content": fields.content_text(body["system"])})
+    for message in fields.conversation(fields.items(body.get("messages"), "messages")):
         messages += read_message(message)
-    tools = [
-        {
-            "type": "function",
-            "function": {
-                "name": tool["name"],
-                "description": tool.get("description", ""),
-                "parameters": tool.get("input_schema", {"type": "object", "properties": {}}),
-            },
-        }
-        for tool in body.get("tools") or []
-    ]
+    choice = fields.record(body.get("tool_choice") or {}, "tool_choice")
     return {
         "messages": messages,
-        "tools": tools or None,
-        "max_tokens": body.get("max_tokens"),
-        "stop": body.get("stop_sequences"),
+        "tools": [read_tool(tool) for tool in fields.items(body.get("tools"), "tools")] or None,
+        "max_tokens": fields.count(body, "max_tokens"),
+        "stop": fields.stop_texts(body.get("stop_sequences"), "stop_sequences"),
+        "calls": choice.get("type") != "none",
     }
 
 
-def read_message(message: dict[str, Any]) -> list[Message]:
+def read_tool(tool: Any) -> dict[str, Any]:
+    kind = fields.record(tool, "a tool").get("type")
+    if kind not in (None, "custom"):
+        raise GatewayError(400, f"there are no tools of type {fields.short(kind)} here")
+    schema = tool.get("input_schema", {"type": "object", "properties": {}})
+    return fields.tool_schema(tool.get("name"), tool.get("description") or "", schema)
+
+
+def read_message(message: Any) -> list[Message]:
     """One message as ours: tool results become messages of their own, before the text beside them."""
-    content = message.get("content")
+    role, content = fields.role_of(message), message.get("content")
     if isinstance(content, str):
-        return [{"role": message["role"], "content": content}]
+        return [{"role": role, "content": fields.text(content, "content")}]
     texts: list[str] = []
     calls: list[dict[str, Any]] = []
     results: list[Message] = []
-    for block in content or []:
-        if block["type"] == "text":
-            texts.append(block["text"])
-        elif block["type"] == "tool_use":
-            function = {"name": block["name"], "arguments": json.dumps(block["input"])}
-            calls.append({"id": block["id"], "type": "function", "function": function})
-        elif block["type"] == "tool_result":
-            results.append(
-                {"role": "tool", "tool_call_id": block["tool_use_id"], "content": text_of(block.get("content"))}
-            )
-        elif block["type"] != "thinking":  # a thought that we gave: the conversation knows it
-            raise GatewayError(400, f"blocks of type {block['type']!r} cannot be rendered")
+    for block in fields.items(content, "content"):
+        kind = fields.record(block, "a block").get("type")
+        if kind == "text":
+            texts.append(fields.text(block.get("text"), "the text of a block"))
+        elif kind == "tool_use":
+            calls.append(fields.tool_call(block.get("id"), block.get("name"), _arguments(block.get("input"))))
+        elif kind == "tool_result":
+            identity = fields.text(block.get("tool_use_id"), "tool_use_id")
+            told = fields.content_text(block.get("content"))
+            results.append({"role": "tool", "tool_call_id": identity, "content": told})
+        elif kind not in ("thinking", "redacted_thinking"):  # a thought that we gave: the conversation knows it
+            raise GatewayError(400, f"blocks of type {fields.short(kind)} cannot be rendered")
     own: list[Message] = []
     if texts or calls or not results:
-        own = [{"role": message["role"], "content": "".join(texts)}]
+        own = [{"role": role, "content": "".join(texts)}]
         if calls:
             own[0]["tool_calls"] = calls
     return results + own
@@ -87,9 +85,18 @@ def blocks_of(turn: Turn) -> list[dict[str, Any]]:
 def _object(function: dict[str, Any]) -> dict[str, Any]:
     try:
         value = json.loads(function["arguments"] or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     return value if isinstance(value, dict) else {"arguments": function["arguments"]}
+
+
+def _arguments(value: Any) -> str:
+    """The text of a call's arguments: what `_object` was given, also where that was no object."""
+    value = fields.record(value, "the input of a tool_use")
+    inner = value.get("arguments")
+    if len(value) == 1 and isinstance(inner, str) and _object({"arguments": inner}) == value:
+        return inner
+    return json.dumps(value)
 
 
 def stop_reason(turn: Turn) -> str:
@@ -110,7 +117,7 @@ def message_of(turn: Turn, identity: str, model: str) -> dict[str, Any]:
     }
 
 
-def stream(turn: Turn, identity: str, model: str) -> Iterator[str]:
+def stream(turn: Turn, identity: str, model: str, body: dict[str, Any]) -> Iterator[str]:
     """Server-sent events of the same answer. The answer is whole before the first one is sent."""
     whole = message_of(turn, identity, model)
 

@@ -7,7 +7,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from slime_rl.rollout.agent.gateway import fields
 from slime_rl.rollout.agent.gateway.sessions import GatewayError, Turn
+from slime_rl.rollout.agent.parsing import call_id
 from slime_rl.rollout.agent.template import Message
 
 
@@ -17,48 +19,50 @@ def read_request(body: dict[str, Any]) -> dict[str, Any]:
     Raises:
         GatewayError: a body that is no chat completion, or asks for what cannot be recorded (n > 1).
     """
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise GatewayError(400, "messages must be a list with at least one message")
+    messages = [read_message(message) for message in fields.items(body.get("messages"), "messages")]
     if body.get("n") not in (None, 1):
-        raise GatewayError(400, f"n must be 1, got {body['n']}")
-    stop = body.get("stop")
+        raise GatewayError(400, f"n must be 1, got {fields.short(body['n'])}")
+    fields.record(body.get("stream_options") or {}, "stream_options")
     return {
-        "messages": [read_message(message) for message in messages],
-        "tools": body.get("tools") or None,
-        "max_tokens": body.get("max_completion_tokens") or body.get("max_tokens"),
-        "stop": [stop] if isinstance(stop, str) else stop,
+        "messages": fields.conversation(messages),
+        "tools": [read_tool(tool) for tool in fields.items(body.get("tools"), "tools")] or None,
+        "max_tokens": fields.count(body, "max_completion_tokens", "max_tokens"),
+        "stop": fields.stop_texts(body.get("stop"), "stop"),
+        "calls": body.get("tool_choice") != "none",
     }
 
 
+def read_tool(tool: Any) -> dict[str, Any]:
+    function = fields.record(fields.record(tool, "a tool").get("function"), "the function of a tool")
+    fields.tool_schema(function.get("name"), function.get("description"), function.get("parameters"))
+    return tool
+
+
 def read_message(message: Any) -> Message:
-    """One message with text for content: parts are joined, `developer` is what templates know as `system`."""
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise GatewayError(400, f"a message needs a role, got {message!r}")
-    role = "system" if message["role"] == "developer" else message["role"]
-    read: Message = {"role": role, "content": text_of(message.get("content"))}
-    for key in ("tool_calls", "tool_call_id", "name", "reasoning_content"):
+    """One message with text for content: parts are joined."""
+    role = fields.role_of(message)
+    read: Message = {"role": role, "content": fields.content_text(message.get("content"))}
+    for key in ("tool_call_id", "name", "reasoning_content"):
         if message.get(key):
-            read[key] = message[key]
+            read[key] = fields.text(message[key], key)
+    calls = [fields.record(call, "a tool call") for call in fields.items(message.get("tool_calls"), "tool_calls")]
+    if calls:
+        read["tool_calls"] = [_read_call(call) for call in calls]
     return read
 
 
-def text_of(content: Any) -> str:
-    """Text of a content that is a string, nothing, or a list of text parts."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    texts = []
-    for part in content:
-        if not isinstance(part, dict) or "text" not in part:
-            raise GatewayError(400, f"only text can be rendered, got a part {part!r}")
-        texts.append(part["text"])
-    return "".join(texts)
+def _read_call(call: dict[str, Any]) -> dict[str, Any]:
+    function = fields.record(call.get("function"), "the function of a tool call")
+    arguments = function.get("arguments") or ""
+    if isinstance(arguments, dict):  # not as the API has it, but as some clients do
+        arguments = json.dumps(arguments)
+    return fields.tool_call(call.get("id") or "", function.get("name"), arguments)
 
 
 def tool_calls_of(turn: Turn) -> list[dict[str, Any]]:
     """Calls in the API's form: arguments are text."""
     ids = [call["id"] for call in turn.answer.get("tool_calls", [])]
-    ids = ids or [f"call{len(turn.keys):02d}{i:03d}" for i in range(len(turn.parsed.calls))]
+    ids = ids or [call_id(turn.index, i) for i in range(len(turn.parsed.calls))]
     return [
         {"id": i, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for i, call in zip(ids, turn.parsed.calls, strict=True)
@@ -87,7 +91,7 @@ def completion(turn: Turn, identity: str, model: str) -> dict[str, Any]:
     return {**head, "choices": [choice], "usage": usage(turn)}
 
 
-def stream(turn: Turn, identity: str, model: str) -> Iterator[str]:
+def stream(turn: Turn, identity: str, model: str, body: dict[str, Any]) -> Iterator[str]:
     """Server-sent events of the same answer. The answer is whole before the first one is sent."""
     head: dict[str, Any] = {"id": f"chatcmpl-{identity}", "object": "chat.completion.chunk"}
     head |= {"created": int(time.time()), "model": model}
@@ -104,5 +108,6 @@ def stream(turn: Turn, identity: str, model: str) -> Iterator[str]:
     for index, call in enumerate(tool_calls_of(turn)):
         yield event({"tool_calls": [{"index": index, **call}]})
     yield event({}, finish_reason(turn))
-    yield f"data: {json.dumps({**head, 'choices': [], 'usage': usage(turn)})}\n\n"
+    if (body.get("stream_options") or {}).get("include_usage"):  # a chunk without choices surprises who has not asked
+        yield f"data: {json.dumps({**head, 'choices': [], 'usage': usage(turn)})}\n\n"
     yield "data: [DONE]\n\n"

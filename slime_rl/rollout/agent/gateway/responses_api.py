@@ -7,7 +7,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from slime_rl.rollout.agent.gateway.openai_api import text_of, tool_calls_of
+from slime_rl.rollout.agent.gateway import fields
+from slime_rl.rollout.agent.gateway.openai_api import tool_calls_of
 from slime_rl.rollout.agent.gateway.sessions import GatewayError, Turn
 from slime_rl.rollout.agent.template import Message
 
@@ -19,46 +20,45 @@ def read_request(body: dict[str, Any], earlier: dict[str, list[Message]]) -> dic
         GatewayError: a body that is no responses request, or a previous_response_id that the session did not give.
     """
     previous = body.get("previous_response_id")
-    if previous is not None and previous not in earlier:
+    if previous is not None and fields.text(previous, "previous_response_id") not in earlier:
         raise GatewayError(404, f"previous_response_id {previous!r} is none of this session")
     given = body.get("input")
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
-    if not isinstance(items, list) or not items:
-        raise GatewayError(400, "input must be a text or a list with at least one item")
-    messages = [*(earlier[previous] if previous else []), *read_items(items)]
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else fields.items(given, "input")
+    messages = [*(earlier[previous] if previous else []), *read_items(fields.conversation(items))]
     if body.get("instructions"):  # those of an earlier response do not carry over
-        messages.insert(0, {"role": "system", "content": body["instructions"]})
-    tools = [
-        {
-            "type": "function",
-            "function": {key: tool[key] for key in ("name", "description", "parameters") if key in tool},
-        }
-        for tool in body.get("tools") or []
-        if tool.get("type") == "function"
-    ]
-    return {"messages": messages, "tools": tools or None, "max_tokens": body.get("max_output_tokens")}
+        messages.insert(0, {"role": "system", "content": fields.text(body["instructions"], "instructions")})
+    tools = [fields.record(tool, "a tool") for tool in fields.items(body.get("tools"), "tools")]
+    return {
+        "messages": messages,
+        "tools": [
+            fields.tool_schema(tool.get("name"), tool.get("description"), tool.get("parameters"))
+            for tool in tools
+            if tool.get("type") == "function"
+        ]
+        or None,
+        "max_tokens": fields.count(body, "max_output_tokens"),
+        "calls": body.get("tool_choice") != "none",
+    }
 
 
 def read_items(items: list[Any]) -> list[Message]:
     """Input items as messages; a text and the calls behind it are one turn of the assistant."""
     messages: list[Message] = []
     for item in items:
-        kind = item.get("type", "message") if isinstance(item, dict) else None
+        kind = fields.record(item, "an input item").get("type", "message")
         if kind == "message":
-            role = "system" if item["role"] == "developer" else item["role"]
-            messages.append({"role": role, "content": text_of(item.get("content"))})
+            messages.append({"role": fields.role_of(item), "content": fields.content_text(item.get("content"))})
         elif kind == "function_call":
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
-            function = {"name": item["name"], "arguments": item["arguments"]}
-            call = {"id": item["call_id"], "type": "function", "function": function}
+            call = fields.tool_call(item.get("call_id"), item.get("name"), item.get("arguments"))
             messages[-1].setdefault("tool_calls", []).append(call)
         elif kind == "function_call_output":
-            output = text_of(item.get("output"))
-            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": output})
+            identity, output = fields.text(item.get("call_id"), "call_id"), fields.content_text(item.get("output"))
+            messages.append({"role": "tool", "tool_call_id": identity, "content": output})
         elif kind != "reasoning":  # a thought that we gave: the conversation knows it
-            raise GatewayError(400, f"an input item of type {kind!r} cannot be rendered")
-    return messages
+            raise GatewayError(400, f"an input item of type {fields.short(kind)} cannot be rendered")
+    return fields.conversation(messages)
 
 
 def output_of(turn: Turn, identity: str) -> list[dict[str, Any]]:

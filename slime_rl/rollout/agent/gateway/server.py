@@ -3,7 +3,8 @@
     base_url + "/chat/completions"   OpenAI, with stream        key: Authorization: Bearer KEY
     base_url + "/responses"          OpenAI, with stream
     base_url + "/messages"           Anthropic, with stream     key: x-api-key: KEY
-    base_url + "/models"             OpenAI
+    base_url + "/messages/count_tokens"
+    base_url + "/models"             OpenAI; also one of them by its name
     base_url + "/session/reward"     {"reward": 1.0, "finish": true}: ours, for agents that know how they did; with
                                      "role" for the calls whose model is policy/ROLE
 
@@ -14,10 +15,13 @@ runs in the context of its session, so that it belongs to the session's sample.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
+import logging
+import math
 import secrets
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -25,13 +29,23 @@ from typing import Any
 
 from aiohttp import web
 
-from slime_rl.rollout.agent.gateway import anthropic_api, openai_api, responses_api
+from slime_rl.rollout.agent.gateway import anthropic_api, fields, openai_api, responses_api
 from slime_rl.rollout.agent.gateway.sessions import GatewayError, Session, Turn
+from slime_rl.rollout.agent.parsing import depth_of
 from slime_rl.types import Sample
 
 MODEL = "policy"
 Reader = Callable[[dict[str, Any]], dict[str, Any]]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 MAX_BODY_BYTES = 64 * 1024 * 1024
+_ANTHROPIC_KINDS = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -39,7 +53,7 @@ class Api:
     """How one interface reads a request, and how it writes the answer (turn, id, model)."""
 
     read: Reader
-    stream: Callable[[Turn, str, str], Iterator[str]]
+    stream: Callable[[Turn, str, str, dict[str, Any]], Iterator[str]]  # and the request
     whole: Callable[[Turn, str, str], dict[str, Any]]
 
 
@@ -65,13 +79,16 @@ class Gateway:
         return f"{self.root_url}/v1"
 
     async def start(self) -> None:
-        app = web.Application(client_max_size=MAX_BODY_BYTES)
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors_in_api_form])
         app.router.add_post("/v1/chat/completions", partial(self._answer, CHAT))
         app.router.add_post("/v1/responses", self._responses)
         app.router.add_post("/v1/messages", partial(self._answer, MESSAGES))
         app.router.add_post("/v1/session/reward", self._reward)
+        app.router.add_post("/v1/messages/count_tokens", self._count_tokens)
         app.router.add_get("/v1/models", self._models)
-        self._runner = web.AppRunner(app, access_log=None)
+        app.router.add_get("/v1/models/{name:.+}", self._model)
+        # A client that goes away cancels its call: what nobody reads would be sampled, and become a branch.
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         await self._runner.setup()
         listener = socket.create_server((self.host, 0), backlog=1024)
         self.port = listener.getsockname()[1]
@@ -99,73 +116,95 @@ class Gateway:
             raise GatewayError(401, "the key names no open session")
         return self._open[key]
 
-    async def _complete(self, request: web.Request, read: Reader) -> tuple[Turn, Any]:
+    async def _complete(self, request: web.Request, read: Reader) -> tuple[Session, Turn, dict[str, Any]]:
         session, context = self._session_of(request)
-        try:
-            body = await request.json()
-        except ValueError as error:
-            raise GatewayError(400, f"the body is not JSON: {error}") from error
-        if not isinstance(body, dict):
-            raise GatewayError(400, "the body must be a JSON object")
+        body = await _body(request)
+        fields.flag(body.get("stream"), "stream")
         arguments = {**read(body), "role": role_of(body.get("model"))}
         task = asyncio.get_running_loop().create_task(session.complete(**arguments), context=context)
         try:
-            return await task, body
-        except asyncio.CancelledError:
-            task.cancel()  # the client has gone
+            return session, await task, body
+        except asyncio.CancelledError:  # the client has gone
+            if task.done() and not task.cancelled() and task.exception() is None:
+                session.forget(task.result())
+            task.cancel()
             raise
 
     async def _answer(self, api: Api, request: web.Request) -> web.StreamResponse:
-        try:
-            turn, body = await self._complete(request, api.read)
-        except GatewayError as error:
-            return _refusal(error)
+        session, turn, body = await self._complete(request, api.read)
         identity, model = secrets.token_hex(8), str(body.get("model", MODEL))
         if body.get("stream"):
-            return await _send(request, api.stream(turn, identity, model))
+            return await _send(request, session, turn, api.stream(turn, identity, model, body))
         return web.json_response(api.whole(turn, identity, model))
 
     async def _responses(self, request: web.Request) -> web.StreamResponse:
-        try:
-            session, _ = self._session_of(request)
-            asked: dict[str, Any] = {}
+        asked: dict[str, Any] = {}
 
-            def read(body: dict[str, Any]) -> dict[str, Any]:
-                asked.update(responses_api.read_request(body, session.conversations))
-                return asked
+        def read(body: dict[str, Any]) -> dict[str, Any]:
+            asked.update(responses_api.read_request(body, self._session_of(request)[0].conversations))
+            return asked
 
-            turn, body = await self._complete(request, read)
-        except GatewayError as error:
-            return _refusal(error)
+        session, turn, body = await self._complete(request, read)
         identity, model = secrets.token_hex(8), str(body.get("model", MODEL))
         answer = responses_api.response_of(turn, identity, model)
-        kept = (
-            asked["messages"][1:] if body.get("instructions") else asked["messages"]
-        )  # instructions hold for one call
-        session.conversations[answer["id"]] = [*kept, turn.answer]
+        kept = asked["messages"][bool(body.get("instructions")) :]  # instructions hold for one call
+        session.conversations[answer["id"]] = [*kept[: len(kept) - turn.continues], turn.answer]
         if body.get("stream"):
-            return await _send(request, responses_api.stream(turn, identity, model))
+            return await _send(request, session, turn, responses_api.stream(turn, identity, model))
         return web.json_response(answer)
 
+    async def _count_tokens(self, request: web.Request) -> web.StreamResponse:
+        session, context = self._session_of(request)
+        body = await _body(request)
+        asked = anthropic_api.read_request(body)
+        count = context.copy().run(session.count_prompt, asked["messages"], asked["tools"], role_of(body.get("model")))
+        return web.json_response({"input_tokens": count})
+
     async def _reward(self, request: web.Request) -> web.StreamResponse:
-        try:
-            session, _ = self._session_of(request)
-            body = await request.json()
-            reward = body.get("reward")
-            if isinstance(reward, bool) or not isinstance(reward, (int, float)):
-                raise GatewayError(400, f"reward must be a number, got {reward!r}")
-        except GatewayError as error:
-            return _refusal(error)
-        if body.get("role"):
-            session.role_rewards[str(body["role"])] = float(reward)
+        session, _ = self._session_of(request)
+        body = await _body(request)
+        reward = finite(body.get("reward"))
+        if role := fields.text(body.get("role") or "", "role"):
+            if role not in {turn.role for turn in session.turns}:
+                raise GatewayError(400, f"role {role!r} has made no call as model policy/ROLE")
+            session.role_rewards[role] = reward
         else:
-            session.reward = float(reward)
-        if body.get("finish"):
+            session.reward = reward
+        if fields.flag(body.get("finish"), "finish"):
             session.finish()
-        return web.json_response({"reward": float(reward), "finished": session.finished.is_set()})
+        return web.json_response({"reward": reward, "finished": session.finished.is_set()})
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "slime_rl"}]})
+        return web.json_response({"object": "list", "data": [_about_model(MODEL)]})
+
+    async def _model(self, request: web.Request) -> web.StreamResponse:
+        """Any name is the policy's, as in calls."""
+        return web.json_response(_about_model(request.match_info["name"]))
+
+
+async def _body(request: web.Request) -> dict[str, Any]:
+    try:
+        body = await request.json()
+    except (ValueError, LookupError, RecursionError) as error:  # LookupError: of an encoding that nobody knows
+        raise GatewayError(400, f"the body is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise GatewayError(400, "the body must be a JSON object")
+    if depth_of(body) > fields.MAX_BODY_DEPTH:
+        raise GatewayError(400, f"the body nests deeper than {fields.MAX_BODY_DEPTH}")
+    return body
+
+
+def finite(reward: Any) -> float:
+    """A reward as a number that can be trained on."""
+    if not isinstance(reward, bool) and isinstance(reward, (int, float)):
+        with contextlib.suppress(OverflowError):
+            if math.isfinite(reward):
+                return float(reward)
+    raise GatewayError(400, f"reward must be a finite number, got {fields.short(reward)}")
+
+
+def _about_model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "slime_rl"}
 
 
 def role_of(model: Any) -> str:
@@ -174,17 +213,43 @@ def role_of(model: Any) -> str:
     return role if name == MODEL else ""
 
 
-def _refusal(error: GatewayError) -> web.Response:
-    kind = "invalid_request_error" if error.status < 500 else "api_error"
-    content = {"type": "error", "error": {"type": kind, "message": str(error), "code": error.status}}
-    return web.json_response(content, status=error.status)
+@web.middleware
+async def _errors_in_api_form(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Clients read the body of an error, each in the form of its API."""
+    try:
+        return await handler(request)
+    except GatewayError as error:
+        return _refusal(request, error.status, str(error))
+    except web.HTTPException as error:  # no such path, a body that is too large
+        return _refusal(request, error.status, error.text or error.reason)
+    except ConnectionError:
+        raise  # there is nobody to tell
+    except Exception as error:
+        log.exception("The gateway could not answer %s", request.path)
+        status = 504 if isinstance(error, TimeoutError) else 500
+        return _refusal(request, status, f"{type(error).__name__}: {error}")
 
 
-async def _send(request: web.Request, events: Iterator[str]) -> web.StreamResponse:
+def _refusal(request: web.Request, status: int, message: str) -> web.Response:
+    content: dict[str, Any]
+    if request.path.startswith("/v1/messages"):
+        kind = _ANTHROPIC_KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
+        content = {"type": "error", "error": {"type": kind, "message": message}}
+    else:
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        content = {"error": {"message": message, "type": kind, "param": None, "code": None}}
+    return web.json_response(content, status=status)
+
+
+async def _send(request: web.Request, session: Session, turn: Turn, events: Iterator[str]) -> web.StreamResponse:
     headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
     response = web.StreamResponse(headers=headers)
-    await response.prepare(request)
-    for event in events:
-        await response.write(event.encode())
-    await response.write_eof()
+    try:
+        await response.prepare(request)
+        for event in events:
+            await response.write(event.encode())
+        await response.write_eof()
+    except (ConnectionError, asyncio.CancelledError):
+        session.forget(turn)
+        raise
     return response

@@ -19,13 +19,14 @@ import contextlib
 import copy
 import dataclasses
 import json
+from array import array
 from dataclasses import dataclass, field
 from typing import Any
 
 from slime_rl.rollout.agent.parsing import ParsedTurn, assistant_message, read_turn
 from slime_rl.rollout.agent.template import Message
 from slime_rl.rollout.agent.turns import TurnRenderer
-from slime_rl.rollout.client import Generation
+from slime_rl.rollout.client import Generation, RequestRefused
 from slime_rl.rollout.runtime import current_runtime
 from slime_rl.rollout.scope import current_scope
 from slime_rl.types import Sample, Status
@@ -44,23 +45,54 @@ class GatewayError(Exception):
 
 @dataclass(eq=False, kw_only=True)
 class Turn:
-    """One answered call. L = all ids up to the answer's end; `mask` is 1 for every token that the policy sampled."""
+    """One answered call with its own part only: n appended and m sampled tokens; what comes before is its parents'."""
 
+    index: int  # among the turns of its session
     role: str  # "" where the agent names none
     parent: Turn | None
-    keys: tuple[str, ...]  # of the messages up to and including the answer
+    keys: tuple[str, ...]  # of the messages since the parent's answer, up to and including its own
+    num_messages: int  # of the conversation, its answer included
     tools_key: str
-    prompt_length: int  # of the root's prompt
-    ids: list[int]  # [L]
-    mask: list[int]  # [L]
-    log_probs: list[float]  # [L]
-    versions: list[int]  # [L]
-    sampled: list[int]  # the answer's own ids
+    added: array[int]  # [n]
+    sampled: array[int]  # [m]
+    log_probs: array[float]  # [m]
+    versions: array[int]  # [m]
+    num_prompt_tokens: int  # of the conversation up to the answer
     answer: Message
+    continues: bool  # the answer begins with the text of the call's last message
     parsed: ParsedTurn
     finish_reason: str  # stop or length
-    num_prompt_tokens: int
     children: list[Turn] = field(default_factory=list)
+
+    def path(self) -> list[Turn]:
+        """From the root to this turn."""
+        path: list[Turn] = []
+        node: Turn | None = self
+        while node is not None:
+            path.append(node)
+            node = node.parent
+        return path[::-1]
+
+    @property
+    def ids(self) -> list[int]:
+        """All ids `[L]` up to the answer's end."""
+        return [token for turn in self.path() for part in (turn.added, turn.sampled) for token in part]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a call continues the tree."""
+
+    role: str
+    parent: Turn | None
+    keys: tuple[str, ...]  # of the messages since the parent's answer, but for one that the answer continues
+    tools_key: str
+    renderer: TurnRenderer
+    added: list[int]  # [n]
+    begun: str  # text of the assistant that the answer continues
+
+    def prompt(self) -> list[int]:
+        return (self.parent.ids if self.parent else []) + self.added
 
 
 class Session:
@@ -84,35 +116,55 @@ class Session:
         max_tokens: int | None = None,
         stop: list[str] | None = None,
         role: str = "",
+        calls: bool = True,
     ) -> Turn:
-        """Answer one call and record it.
+        """Answer one call and record it; without `calls`, what the policy writes is text.
 
         Raises:
-            GatewayError: the session was finished or interrupted, or no token is left for an answer.
+            GatewayError: the session was finished or interrupted, or the call cannot be rendered or is too long.
         """
         if self.finished.is_set():
             raise GatewayError(409, "this session is finished")
         self.num_calls += 1
-        tools_key = json.dumps(tools, sort_keys=True) if tools else ""
-        if tools_key not in self._renderers:
-            self._renderers[tools_key] = TurnRenderer(current_runtime().tokenizer, tools)
-        renderer = self._renderers[tools_key]
-        keys = tuple(message_key(message) for message in messages)
-        parent = self._longest_beginning(role, keys, tools_key)
-        try:
-            if parent is None:
-                added = renderer.prompt(messages)
-            else:
-                added = renderer.following(parent.answer, parent.sampled, messages[len(parent.keys) :])
-        except ValueError as error:
-            raise GatewayError(400, str(error)) from error
-        start = list(parent.ids) if parent else []
+        place = self._place(messages, tools, role)
         params = dict(self.params)
         params["max_new_tokens"] = min(params["max_new_tokens"], max_tokens or params["max_new_tokens"])
         if stop:
             params["stop"] = [*params.get("stop", []), *stop]
-        answer = await self._generate(start + added, params)
-        return self._record(role, parent, keys, tools_key, renderer, added, answer, tools or [])
+        answer = await self._generate(place.prompt(), params)
+        return self._record(place, answer, tools if calls and tools else [])
+
+    def count_prompt(self, messages: list[Message], tools: list[dict[str, Any]] | None, role: str = "") -> int:
+        """Tokens that a call with these arguments would send."""
+        return len(self._place(messages, tools, role).prompt())
+
+    def _place(self, messages: list[Message], tools: list[dict[str, Any]] | None, role: str) -> _Place:
+        """Where a call belongs in the tree, and the ids that it adds there."""
+        if messages[-1] == {"role": "assistant", "content": ""}:
+            messages = messages[:-1]  # nothing to continue
+        tools_key = json.dumps(tools, sort_keys=True) if tools else ""
+        if tools_key not in self._renderers:
+            self._renderers[tools_key] = TurnRenderer(current_runtime().tokenizer, tools)
+        renderer = self._renderers[tools_key]
+        if not messages:
+            raise GatewayError(400, "there is nothing to answer")
+        last = messages[-1]
+        continues = last["role"] == "assistant"
+        if continues and last.get("tool_calls"):
+            raise GatewayError(400, "a last message of the assistant that has tool calls cannot be continued")
+        keys = tuple(message_key(message) for message in messages)
+        parent = self._longest_beginning(role, keys, tools_key)
+        new = messages[parent.num_messages if parent else 0 :]
+        try:
+            if parent is None:
+                added = renderer.prompt(messages)
+            else:
+                added = renderer.following(parent.answer, parent.sampled, new, continue_last=continues)
+        except (ValueError, RecursionError) as error:
+            raise GatewayError(400, str(error)) from error
+        begun = str(last["content"]) if continues else ""
+        keys = keys[len(keys) - len(new) :]
+        return _Place(role, parent, keys[: len(keys) - continues], tools_key, renderer, added, begun)
 
     async def _generate(self, ids: list[int], params: dict[str, Any]) -> Generation:
         """One whole answer, going on after aborts with what is there."""
@@ -126,7 +178,10 @@ class Session:
                 raise GatewayError(503, "the run has interrupted this session")
             left = params["max_new_tokens"] - len(tokens)
             asked = {**params, "max_new_tokens": left}
-            part = await current_runtime().engine.generate(ids + tokens, asked, routing_key=self.key)
+            try:
+                part = await current_runtime().engine.generate(ids + tokens, asked, routing_key=self.key)
+            except RequestRefused as error:
+                raise GatewayError(400, str(error)) from error
             tokens, log_probs, versions = tokens + part.tokens, log_probs + part.log_probs, versions + part.versions
             if part.finish_reason != "abort":
                 return dataclasses.replace(part, tokens=tokens, log_probs=log_probs, versions=versions)
@@ -137,57 +192,64 @@ class Session:
         raise GatewayError(503, f"the answer was broken off {MAX_CONTINUATIONS} times")
 
     def _longest_beginning(self, role: str, keys: tuple[str, ...], tools_key: str) -> Turn | None:
-        fitting = [
-            turn
-            for turn in self.turns
-            if (turn.role, turn.tools_key) == (role, tools_key)
-            and len(turn.keys) < len(keys)
-            and keys[: len(turn.keys)] == turn.keys
+        """The turn whose conversation is the longest true beginning of `keys`; the earliest of several."""
+        best: Turn | None = None
+        waiting = [
+            turn for turn in self.turns if turn.parent is None and (turn.role, turn.tools_key) == (role, tools_key)
         ]
-        return max(fitting, key=lambda turn: len(turn.keys), default=None)
+        while waiting:
+            turn = waiting.pop()
+            begin = turn.num_messages - len(turn.keys)
+            if turn.num_messages >= len(keys) or keys[begin : turn.num_messages] != turn.keys:
+                continue
+            if best is None or (-turn.num_messages, turn.index) < (-best.num_messages, best.index):
+                best = turn
+            waiting += turn.children
+        return best
 
-    def _record(
-        self,
-        role: str,
-        parent: Turn | None,
-        keys: tuple[str, ...],
-        tools_key: str,
-        renderer: TurnRenderer,
-        added: list[int],
-        answer: Generation,
-        tools: list[dict[str, Any]],
-    ) -> Turn:
+    def _record(self, place: _Place, answer: Generation, tools: list[dict[str, Any]]) -> Turn:
         body = list(answer.tokens)
-        while body and body[-1] in renderer.special_ids:
+        while body and body[-1] in place.renderer.special_ids:
             body.pop()
         text = current_runtime().tokenizer.decode(body, skip_special_tokens=False)
         parsed = read_turn(current_runtime().parser, text, tools)
-        message = assistant_message(parsed, len(self.turns))
-        if renderer.template.arguments == "none" and parsed.calls:
-            shown: Message = {"role": "assistant", "content": text}
-        else:
-            shown = message
-        n, m = len(added), len(answer.tokens)
+        index = self.turns[-1].index + 1 if self.turns else 0
+        message = assistant_message(parsed, index)
+        shown: Message = message
+        if place.renderer.template.arguments == "none" and parsed.calls:
+            shown = {"role": "assistant", "content": text}
+        if place.begun:  # what a client makes of it is one message
+            message = {**message, "content": place.begun + message["content"]}
+            shown = {**shown, "content": place.begun + shown["content"]}
+        parent = place.parent
         turn = Turn(
-            role=role,
+            index=index,
+            role=place.role,
             parent=parent,
-            keys=(*keys, message_key(message)),
-            tools_key=tools_key,
-            prompt_length=parent.prompt_length if parent else n,
-            ids=(parent.ids if parent else []) + added + answer.tokens,
-            mask=(parent.mask if parent else []) + [0] * n + [1] * m,
-            log_probs=(parent.log_probs if parent else []) + [0.0] * n + answer.log_probs,
-            versions=(parent.versions if parent else []) + [-1] * n + answer.versions,
-            sampled=answer.tokens,
+            keys=(*place.keys, message_key(message)),
+            num_messages=(parent.num_messages if parent else 0) + len(place.keys) + 1,
+            tools_key=place.tools_key,
+            added=array("i", place.added),
+            sampled=array("i", answer.tokens),
+            log_probs=array("d", answer.log_probs),
+            versions=array("q", answer.versions),
+            num_prompt_tokens=len(place.added) + (parent.num_prompt_tokens + len(parent.sampled) if parent else 0),
             answer=shown,
+            continues=bool(place.begun),
             parsed=parsed,
             finish_reason=answer.finish_reason,
-            num_prompt_tokens=len(parent.ids if parent else []) + n,
         )
         if parent is not None:
             parent.children.append(turn)
         self.turns.append(turn)
         return turn
+
+    def forget(self, turn: Turn) -> None:
+        """Take back a turn whose answer nobody has got; one that was continued meanwhile stays."""
+        if turn in self.turns and not turn.children:
+            self.turns.remove(turn)
+            if turn.parent is not None:
+                turn.parent.children.remove(turn)
 
     def finish(self, reward: float | None = None) -> None:
         """No further calls; `reward` takes the place of an earlier one when it is given."""
@@ -211,17 +273,17 @@ class Session:
         return [self._sample(leaf, trained, len(leaves)) for leaf in leaves]
 
     def _sample(self, leaf: Turn, trained: set[int], num_leaves: int) -> Sample:
-        path: list[Turn] = []
-        node: Turn | None = leaf
-        while node is not None:
-            path.append(node)
-            node = node.parent
-        mask = list(leaf.mask)
+        path = leaf.path()
+        mask: list[int] = []
+        log_probs: list[float] = []
+        versions: list[int] = []
         for turn in path:
-            if id(turn) in trained:
-                mask[len(turn.ids) - len(turn.sampled) : len(turn.ids)] = [0] * len(turn.sampled)
+            n, m = len(turn.added), len(turn.sampled)
+            mask += [0] * n + [int(id(turn) not in trained)] * m
+            log_probs += [0.0] * n + turn.log_probs.tolist()
+            versions += [-1] * n + turn.versions.tolist()
             trained.add(id(turn))
-        begin = leaf.prompt_length
+        begin = len(path[0].added)
         roles = list(dict.fromkeys(turn.role for turn in self.turns))
         state = {
             "role": leaf.role,
@@ -238,12 +300,12 @@ class Session:
             self.sample,
             rollout_id=self.sample.rollout_id + ROLE_STRIDE * roles.index(leaf.role),
             metadata={**copy.deepcopy(self.sample.metadata), "agent": state},
-            tokens=list(leaf.ids),
+            tokens=leaf.ids,
             prompt_length=begin,
             response=leaf.parsed.content,
             loss_mask=mask[begin:],
-            rollout_log_probs=leaf.log_probs[begin:],
-            weight_versions=leaf.versions[begin:],
+            rollout_log_probs=log_probs[begin:],
+            weight_versions=versions[begin:],
             reward_info={},
             status=Status.TRUNCATED if leaf.finish_reason == "length" else Status.COMPLETED,
         )
@@ -259,7 +321,7 @@ def message_key(message: Message) -> str:
     for call in message["tool_calls"]:
         arguments = call["function"].get("arguments")
         if isinstance(arguments, str):
-            with contextlib.suppress(ValueError):  # compared as text
+            with contextlib.suppress(ValueError, RecursionError):  # compared as text
                 arguments = json.loads(arguments or "{}")
         calls.append([call["function"]["name"], arguments])
     return json.dumps([message["role"], content, calls, message.get("tool_call_id")], sort_keys=True)

@@ -28,6 +28,8 @@ class HermesLikeParser:
     """`<tool_call>` blocks with JSON, as Qwen writes them. Stands in for SGLang's, which unit tests do not load."""
 
     def parse(self, text: str, tools: Sequence[dict[str, Any]]) -> ParsedTurn:
+        if not tools:
+            return ParsedTurn(content=text)
         calls = []
         for block in _CALL.findall(text):
             try:

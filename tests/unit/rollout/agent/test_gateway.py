@@ -109,10 +109,14 @@ def test_tool_calls_come_in_the_apis_form_and_their_answers_continue_the_turn(tm
 
 def test_a_stream_carries_the_same_answer(tmp_path: Path) -> None:
     async def body(session: Session, post: Any) -> str:
-        status, text = await post("/chat/completions", {"messages": [USER], "stream": True})
+        status, text = await post("/chat/completions", {"messages": [USER], "stream": True, **more})
         assert status == 200
         return text
 
+    more: dict[str, Any] = {}
+    _, _, text = talk(tmp_path, ["one two" + END], body)
+    assert "usage" not in text, "only who asks for it gets a chunk without choices"
+    more = {"stream_options": {"include_usage": True}}
     session, _, text = talk(tmp_path, ["one two" + END], body)
     lines = [line.removeprefix("data: ") for line in text.strip().split("\n\n")]
     assert lines[-1] == "[DONE]"
@@ -334,3 +338,177 @@ def test_a_response_that_the_session_did_not_give_is_refused(tmp_path: Path) -> 
 
     _, _, (status, content) = talk(tmp_path, [], body)
     assert status == 404 and "none of this session" in content["error"]["message"]
+
+
+WRONG: dict[str, tuple[str, Any]] = {
+    "max_tokens text": ("/chat/completions", {"messages": [USER], "max_tokens": "abc"}),
+    "max_tokens -5": ("/chat/completions", {"messages": [USER], "max_tokens": -5}),
+    "max_tokens 0": ("/chat/completions", {"messages": [USER], "max_tokens": 0}),
+    "stop": ("/chat/completions", {"messages": [USER], "stop": 5}),
+    "stream": ("/chat/completions", {"messages": [USER], "stream": "false"}),
+    "tools text": ("/chat/completions", {"messages": [USER], "tools": "abc"}),
+    "tools list": ("/chat/completions", {"messages": [USER], "tools": [1]}),
+    "tool without name": ("/chat/completions", {"messages": [USER], "tools": [{"function": {}}]}),
+    "tool_calls": ("/chat/completions", {"messages": [USER, {"role": "assistant", "tool_calls": "x"}]}),
+    "custom call": (
+        "/chat/completions",
+        {"messages": [{"role": "assistant", "tool_calls": [{"type": "custom"}]}, USER]},
+    ),
+    "content": ("/chat/completions", {"messages": [{"role": "user", "content": 5}]}),
+    "part": ("/chat/completions", {"messages": [{"role": "user", "content": [{"type": "text", "text": None}]}]}),
+    "role": ("/chat/completions", {"messages": [{"role": "narrator", "content": "x"}]}),
+    "surrogate": ("/chat/completions", {"messages": [{"role": "user", "content": "\ud800"}]}),
+    "message": ("/chat/completions", {"messages": ["x"]}),
+    "deep": ("/chat/completions", {"messages": [USER], "metadata": json.loads("[" * 200 + "]" * 200)}),
+    "a message": ("/messages", {"messages": ["x"], "max_tokens": 5}),
+    "a no role": ("/messages", {"messages": [{"content": "x"}], "max_tokens": 5}),
+    "a block": ("/messages", {"messages": [{"role": "user", "content": [{"text": "x"}]}], "max_tokens": 5}),
+    "a server tool": (
+        "/messages",
+        {"messages": [USER], "tools": [{"type": "web_search", "name": "x"}], "max_tokens": 5},
+    ),
+    "a system": ("/messages", {"messages": [USER], "system": 5, "max_tokens": 5}),
+    "a count": ("/messages/count_tokens", {"messages": []}),
+    "r role": ("/responses", {"input": [{"content": "x"}]}),
+    "r call": ("/responses", {"input": [{"type": "function_call", "name": "x", "call_id": "1"}]}),
+    "r instructions": ("/responses", {"input": "x", "instructions": 5}),
+    "r tools": ("/responses", {"input": "x", "tools": ["abc"]}),
+    "r previous": ("/responses", {"input": "x", "previous_response_id": ["a"]}),
+    "reward nan": ("/session/reward", {"reward": float("nan")}),
+    "reward list": ("/session/reward", [1]),
+    "reward role": ("/session/reward", {"reward": 1, "role": "nobody"}),
+    "reward role list": ("/session/reward", {"reward": 1, "role": [1]}),
+    "reward huge": ("/session/reward", {"reward": 10**400}),
+    "finish": ("/session/reward", {"reward": 1, "finish": "no"}),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_request_is_refused_in_the_form_of_its_api(tmp_path: Path, case: str) -> None:
+    async def body(session: Session, post: Any) -> Any:
+        return await post(*WRONG[case])
+
+    session, requests, (status, content) = talk(tmp_path, [], body)
+    assert status == 400 and content["error"]["type"] == "invalid_request_error", content
+    assert (content.get("type") == "error") == WRONG[case][0].startswith("/messages")
+    assert content["error"]["message"] and requests == [] and session.turns == []
+
+
+def test_what_the_engine_refuses_is_the_clients_to_hear(tmp_path: Path) -> None:
+    async def body(session: Session, post: Any) -> Any:
+        missing = await post("/nowhere", {})
+        return missing, await post("/messages", {"messages": [USER]})
+
+    _, requests, ((no_path, _), (status, content)) = talk(tmp_path, [400], body)
+    assert no_path == 404 and len(requests) == 1
+    assert status == 400 and "refused the request: HTTP 400" in content["error"]["message"]
+
+
+def test_a_client_that_goes_away_leaves_no_branch(tmp_path: Path) -> None:
+    async def late() -> Any:
+        await asyncio.sleep(0.6)
+        return answer(tokens_of("late" + END))
+
+    async def body(session: Session, post: Any) -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(post("/chat/completions", {"messages": [USER]}), 0.2)
+        assert (await chat(post, USER))["content"] == "quick"
+        await asyncio.sleep(0.7)
+
+    session, requests, _ = talk(tmp_path, [late(), "quick" + END], body)
+    assert len(requests) == 2 and [turn.answer["content"] for turn in session.turns] == ["quick"]
+    assert len(session.samples()) == 1
+
+
+def test_without_tool_choice_a_call_is_text_and_the_conversation_goes_on(tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "calculator", "parameters": {"type": "object"}}}]
+    written = calling(("calculator", {}))
+
+    async def body(session: Session, post: Any) -> None:
+        first = await chat(post, USER, tools=tools, tool_choice="none")
+        assert "tool_calls" not in first and first["content"] + END == written
+        second = await chat(post, USER, first, MORE, tools=tools)
+        assert second["tool_calls"]
+
+    session, _, _ = talk(tmp_path, [written, written], body)
+    assert len(session.samples()) == 1
+
+
+@pytest.mark.parametrize("merged", [True, False])
+def test_the_begin_of_an_answer_is_continued_behind_a_turn_too(tmp_path: Path, merged: bool) -> None:
+    begun = {"role": "assistant", "content": "Pre"}
+
+    async def body(session: Session, post: Any) -> None:
+        first = await chat(post, USER)
+        second = await chat(post, USER, first, MORE, begun)
+        assert second["content"] == "fix"
+        whole = [{"role": "assistant", "content": "Prefix"}] if merged else [begun, second]
+        await chat(post, USER, first, MORE, *whole, USER)
+
+    session, requests, _ = talk(tmp_path, ["one" + END, "fix" + END, "three" + END], body)
+    assert TOKENIZER.decode(requests[1]["input_ids"]).endswith("more<|im_end|>\n<|im_start|>assistant\nPre")
+    assert len(session.samples()) == (1 if merged else 2)
+    if merged:
+        messages = [
+            USER,
+            {"role": "assistant", "content": "one"},
+            MORE,
+            {"role": "assistant", "content": "Prefix"},
+            USER,
+        ]
+        assert TOKENIZER.decode(requests[2]["input_ids"]) == TurnRenderer(TOKENIZER).template.text(messages, True)
+
+
+def test_anthropic_arguments_that_are_no_object_stay_in_the_conversation(tmp_path: Path) -> None:
+    tools = [{"name": "calculator", "input_schema": {"type": "object"}}]
+    written = calling(("calculator", [1, 2]))  # type: ignore[arg-type]
+
+    async def body(session: Session, post: Any) -> None:
+        _, first = await post("/messages", {"messages": [USER], "tools": tools})
+        (block,) = first["content"]
+        assert block["input"] == {"arguments": "[1, 2]"}
+        result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": block["id"], "content": "no"}]}
+        messages = [USER, {"role": "assistant", "content": first["content"]}, result]
+        _, counted = await post("/messages/count_tokens", {"messages": messages, "tools": tools})
+        _, second = await post("/messages", {"messages": messages, "tools": tools})
+        assert second["usage"]["input_tokens"] == counted["input_tokens"]
+
+    session, requests, _ = talk(tmp_path, [written, "two" + END], body)
+    assert len(session.samples()) == 1 and len(requests) == 2
+
+
+def test_a_model_can_be_asked_for_by_its_name(tmp_path: Path) -> None:
+    async def go() -> Any:
+        async with policy(tmp_path, []), aiohttp.ClientSession() as http:
+            server = current_runtime().gateway
+            assert server is not None
+            async with http.get(server.base_url + "/models/policy/judge") as response:
+                return await response.json()
+
+    assert asyncio.run(go())["id"] == "policy/judge"
+
+
+def test_a_turn_holds_its_own_part_only(tmp_path: Path) -> None:
+    async def body(session: Session, post: Any) -> None:
+        messages: list[Any] = [USER]
+        for _ in range(20):
+            messages += [await chat(post, *messages), MORE]
+
+    session, requests, _ = talk(tmp_path, [f"answer {n}{END}" for n in range(20)], body)
+    assert sum(len(t.added) + len(t.sampled) for t in session.turns) == len(session.turns[-1].ids)
+    assert sum(len(turn.keys) for turn in session.turns) == 40
+    assert session.turns[-1].ids[: session.turns[-1].num_prompt_tokens] == requests[-1]["input_ids"]
+    (sample,) = session.samples()
+    assert sample.tokens == session.turns[-1].ids and len(sample.rollout_log_probs) == len(sample.loss_mask)
+
+
+def test_a_call_of_the_policy_that_cannot_be_shown_is_text_for_the_agent(tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "calculator", "parameters": {"type": "object"}}}]
+
+    async def body(session: Session, post: Any) -> None:
+        first = await chat(post, USER, tools=tools)
+        assert "tool_calls" not in first and "ud800" in first["content"]
+        await chat(post, USER, first, MORE, tools=tools)
+
+    session, _, _ = talk(tmp_path, [calling(("calculator", {"x": "\ud800"})), "ok" + END], body)
+    assert len(session.samples()) == 1
