@@ -15,11 +15,16 @@ from __future__ import annotations
 import json
 import time
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 
+from plugins.environments.http import post_json
 from slime_rl.config import Config
 from slime_rl.types import EnvironmentStart, EnvironmentStep, Sample
+
+RESERVED = {"seed_session", "verify"}
+TRIES = 3  # of those two: a server that fails once must not end the run
 
 
 class NemoGymEnvironment:
@@ -30,6 +35,7 @@ class NemoGymEnvironment:
         if not isinstance(told, dict) or not {"url", "row"} <= told.keys():
             raise ValueError(f"a row needs metadata['environment'] with url and row, got {told!r} in {sample.index}")
         self.url, self.row = told["url"].rstrip("/"), told["row"]
+        self.names: set[str] = set()  # of the tools that the row declares
         self.output: list[dict[str, Any]] = []  # of the response so far, in the Responses format
         self.http = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=config.agent.tool_timeout_s),
@@ -48,6 +54,9 @@ class NemoGymEnvironment:
             {"type": "function", "function": {key: tool.get(key) for key in ("name", "description", "parameters")}}
             for tool in asked.get("tools") or []
         ]
+        self.names = {tool["function"]["name"] for tool in tools}
+        if reserved := self.names & RESERVED:
+            raise ValueError(f"{self.url}: a tool cannot be named {sorted(reserved)[0]!r}, the server's own path")
         return EnvironmentStart(messages=[_message(message) for message in messages], tools=tools or None)
 
     async def step(self, action: dict[str, Any]) -> EnvironmentStep:
@@ -58,7 +67,7 @@ class NemoGymEnvironment:
             self.output.append({"id": f"msg_{len(self.output)}", **item})
         if not calls:
             verdict = await self._verdict("verify", {**self.row, "response": self._response()})
-            return EnvironmentStep(reward=float(verdict["reward"]), done=True)
+            return EnvironmentStep(reward=verdict.get("reward"), done=True)  # type: ignore[arg-type]  # checked there
         return EnvironmentStep(messages=[await self._call(call) for call in calls])
 
     async def close(self) -> None:
@@ -70,11 +79,12 @@ class NemoGymEnvironment:
         text = arguments if isinstance(arguments, str) else json.dumps(arguments)
         item = {"type": "function_call", "name": name, "arguments": text, "call_id": call["id"], "status": "completed"}
         self.output.append({"id": f"fc_{len(self.output)}", **item})
-        if isinstance(arguments, dict):
-            async with self.http.post(f"{self.url}/{name}", json=arguments) as answer:
-                result = await answer.text()
+        if name not in self.names:  # only these: the policy must not reach the verifier, or any other path
+            result = f"Error: there is no tool {name!r}; known are {', '.join(sorted(self.names)) or 'none'}"
+        elif not isinstance(arguments, dict):
+            result = "Error: the arguments are not a JSON object"
         else:
-            result = json.dumps({"error": "the arguments are not a JSON object"})
+            result = await self._ask(name, arguments)
         self.output.append({"type": "function_call_output", "call_id": call["id"], "output": result})
         return {"role": "tool", "tool_call_id": call["id"], "name": name, "content": result}
 
@@ -90,11 +100,17 @@ class NemoGymEnvironment:
             "tools": self.row["responses_create_params"].get("tools") or [],
         }
 
+    async def _ask(self, name: str, arguments: dict[str, Any]) -> str:
+        try:
+            async with self.http.post(f"{self.url}/{quote(name, safe='')}", json=arguments) as answer:
+                return await answer.text(errors="replace")
+        except TimeoutError:
+            return f"Error: {name} gave no answer within {self.http.timeout.total:g} s"
+        except aiohttp.ClientError as error:
+            return f"Error: {type(error).__name__}: {error}"
+
     async def _verdict(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        async with self.http.post(f"{self.url}/{path}", json=body) as answer:
-            if answer.status != 200:
-                raise ValueError(f"{self.url}/{path} answered HTTP {answer.status}: {(await answer.text())[:300]}")
-            return await answer.json()
+        return await post_json(self.http, f"{self.url}/{path}", body, TRIES)
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:

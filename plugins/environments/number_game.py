@@ -61,7 +61,9 @@ class GymTextEnvironment:
 
     async def step(self, action: dict[str, Any]) -> EnvironmentStep:
         text, reward, ended, cut, _ = await asyncio.to_thread(self.game.step, action["content"])
-        return EnvironmentStep(messages=[{"role": "user", "content": text}], reward=reward, done=ended or cut)
+        return EnvironmentStep(
+            messages=[{"role": "user", "content": text}], reward=float(reward), done=bool(ended or cut)
+        )
 
     async def close(self) -> None:
         close = getattr(self.game, "close", None)

@@ -14,6 +14,7 @@ from typing import Any
 
 import aiohttp
 
+from plugins.environments.http import post_json
 from slime_rl.config import Config
 from slime_rl.types import EnvironmentStart, EnvironmentStep, Sample
 
@@ -37,18 +38,22 @@ class OpenEnvEnvironment:
 
     async def step(self, action: dict[str, Any]) -> EnvironmentStep:
         answer = await self._post("step", {"action": {self.told["action"]: action["content"]}})
-        reward = float(answer.get("reward") or 0.0)
-        return EnvironmentStep(messages=self._messages(answer), reward=reward, done=bool(answer.get("done")))
+        reward, done = answer.get("reward"), answer.get("done")  # of other types: --environment-path says so
+        return EnvironmentStep(
+            messages=self._messages(answer),
+            reward=0.0 if reward is None else reward,
+            done=False if done is None else done,
+        )
 
     async def close(self) -> None:
         await self.http.close()
 
     async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         url = f"{self.told['url'].rstrip('/')}/{path}"
-        async with self.http.post(url, json=body) as response:
-            if response.status != 200:
-                raise ValueError(f"{url} answered HTTP {response.status}: {(await response.text())[:300]}")
-            return await response.json()
+        return await post_json(self.http, url, body)
 
     def _messages(self, answer: dict[str, Any]) -> list[dict[str, Any]]:
-        return [{"role": "user", "content": str(answer["observation"].get(self.told["text"], ""))}]
+        observation = answer.get("observation")
+        if not isinstance(observation, dict):
+            raise ValueError(f"{self.told['url']} answered an observation that is no object: {observation!r}")
+        return [{"role": "user", "content": str(observation.get(self.told["text"], ""))}]

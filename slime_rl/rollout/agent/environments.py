@@ -7,6 +7,10 @@ reset ──► prompt ──► policy's turn ──► step ──done──�
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import math
+from numbers import Real
 from typing import Any
 
 from slime_rl.config import Config
@@ -17,6 +21,7 @@ from slime_rl.rollout.agent.turns import TurnRenderer
 from slime_rl.rollout.runtime import current_runtime
 from slime_rl.types import EnvironmentStart, EnvironmentStep, Sample, Status
 
+log = logging.getLogger(__name__)
 ENVIRONMENTS = ExtensionPoint(flag="--environment-path", protocol=Environment, builtins={})
 
 
@@ -35,6 +40,8 @@ async def environment_loop(config: Config, sample: Sample, sampling_params: dict
 
     Raises:
         ValueError: a prompt over --max-prompt-len, or a step of another form; names the flag.
+
+    A world that fails to close, or does not within --tool-timeout-s, is reported; its episode counts.
     """
     budget = sampling_params["max_new_tokens"] + sample.response_length
     sample.clear_response()
@@ -42,12 +49,14 @@ async def environment_loop(config: Config, sample: Sample, sampling_params: dict
     try:
         start = await world.reset()
         _check(config, "reset", start, EnvironmentStart)
+        _check_messages(config, "reset", start.messages)
+        _check_tools(config, start.tools)
         _begin(config, sample, start)
         episode = Episode(config, sample, {**sampling_params, "max_new_tokens": budget}, start.tools)
         sample.metadata[STATE_KEY]["reward"] = 0.0
         return await _play(config, world, episode)
     finally:
-        await world.close()
+        await _close(config, world)
 
 
 async def _play(config: Config, world: Environment, episode: Episode) -> Sample:
@@ -56,7 +65,7 @@ async def _play(config: Config, world: Environment, episode: Episode) -> Sample:
         state["num_tool_calls"] += len(parsed.calls)
         state["num_tool_errors"] += int(parsed.malformed)
         step = await world.step(episode.messages[-1])
-        _check(config, "step", step, EnvironmentStep)
+        _check_step(config, step)
         state["reward"] += float(step.reward)
         if step.done:
             return episode.end("done")
@@ -81,6 +90,44 @@ def _begin(config: Config, sample: Sample, start: EnvironmentStart) -> None:
 def _check(config: Config, method: str, value: Any, kind: type) -> None:
     if not isinstance(value, kind):
         raise ValueError(f"{_flag(config)}: {method} must return an {kind.__name__}, got {type(value).__name__}")
+
+
+def _check_step(config: Config, step: Any) -> None:
+    _check(config, "step", step, EnvironmentStep)
+    if isinstance(step.reward, bool) or not isinstance(step.reward, Real) or not math.isfinite(step.reward):
+        raise ValueError(f"{_flag(config)}: the reward of a step must be a finite number, got {step.reward!r}")
+    if not isinstance(step.done, bool):
+        raise ValueError(f"{_flag(config)}: a step's done must be True or False, got {step.done!r}")
+    _check_messages(config, "step", step.messages)
+
+
+def _check_messages(config: Config, method: str, messages: Any) -> None:
+    if not isinstance(messages, list):
+        raise ValueError(f"{_flag(config)}: {method} must give a list of messages, got {messages!r}")
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise ValueError(f"{_flag(config)}: {method} gave a message that is no dict with a role: {message!r}")
+        if not isinstance(message.get("content"), str | None):
+            raise ValueError(f"{_flag(config)}: {method} gave a message whose content is no text: {message!r}")
+    if method == "reset" and not messages:
+        raise ValueError(f"{_flag(config)}: reset must give at least one message")
+
+
+def _check_tools(config: Config, tools: Any) -> None:
+    if tools is not None and not isinstance(tools, list):
+        raise ValueError(f"{_flag(config)}: the tools of reset must be a list of schemas or None, got {tools!r}")
+    for tool in tools or []:
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise ValueError(f"{_flag(config)}: a tool must be a schema whose 'function' has a name, got {tool!r}")
+
+
+async def _close(config: Config, world: Environment) -> None:
+    try:
+        async with asyncio.timeout(config.agent.tool_timeout_s):
+            await world.close()
+    except Exception as error:  # the episode is over: what it brought stays, and so does the error that ended it
+        log.warning("%s: close failed: %s: %s", _flag(config), type(error).__name__, error)
 
 
 def _flag(config: Config) -> str:

@@ -206,7 +206,9 @@ def test_a_nemo_gym_style_server_is_an_environment(tmp_path: Path) -> None:
     kinds = [item["type"] for item in verified["response"]["output"]]
     assert kinds == ["function_call", "function_call_output"] * 2 + ["message"]
     assert verified["response"]["output"][1]["output"] == '{"sum": 7}'
-    assert "404" in verified["response"]["output"][3]["output"], "an unknown tool is for the policy to read"
+    assert "no tool 'subtract'" in verified["response"]["output"][3]["output"], (
+        "an unknown tool is for the policy to read"
+    )
 
 
 @asynccontextmanager
@@ -270,3 +272,123 @@ def test_a_verl_style_loop_is_a_generate_function(tmp_path: Path) -> None:
 def test_a_verl_style_loop_that_changes_tokens_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="response token 0 was not sampled like that"):
         run_loop(tmp_path, "retokenising")
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        ({"reward": None, "done": True}, "must be a finite number, got None"),
+        ({"reward": "x", "done": True}, "must be a finite number, got 'x'"),
+        ({"reward": float("nan"), "done": True}, "must be a finite number, got nan"),
+        ({"done": "false"}, "done must be True or False, got 'false'"),
+        ({"messages": ["hi"]}, "step gave a message that is no dict"),
+        ({"messages": {"role": "user"}}, "step must give a list of messages"),
+        ({"messages": [{"role": "user", "content": 5}]}, "step gave a message whose content is no text"),
+        ({"messages": [{"content": "x"}]}, "no dict with a role"),
+    ],
+)
+def test_a_step_that_is_odd_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: dict[str, Any], message: str
+) -> None:
+    monkeypatch.setattr(worlds.Scripted, "answer", step)
+    with pytest.raises(ValueError, match=f"--environment-path worlds:Scripted: .*{message}"):
+        play(tmp_path, "worlds:Scripted", ["a" + END])
+
+
+@pytest.mark.parametrize(
+    ("start", "message"),
+    [
+        ({"messages": []}, "at least one message"),
+        ({"messages": "go"}, "a list of messages"),
+        ({"messages": [{"role": "user", "content": "go"}], "tools": ["x"]}, "a tool must be a schema"),
+        ({"messages": [{"role": "user", "content": "go"}], "tools": "x"}, "must be a list of schemas"),
+    ],
+)
+def test_a_reset_that_is_odd_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: dict[str, Any], message: str
+) -> None:
+    monkeypatch.setattr(worlds.Scripted, "start", start)
+    with pytest.raises(ValueError, match=f"--environment-path worlds:Scripted: .*{message}"):
+        play(tmp_path, "worlds:Scripted", ["a" + END])
+
+
+@pytest.mark.parametrize("closing", ["raise", "hang"])
+def test_a_world_that_does_not_close_keeps_its_episode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, closing: str
+) -> None:
+    monkeypatch.setattr(worlds.Scripted, "closing", closing)
+    _, _, rewards = play(tmp_path, "worlds:Scripted", ["a" + END], "--tool-timeout-s", "0.2")
+    assert rewards == [1.0] and "--environment-path worlds:Scripted: close failed" in caplog.text
+
+
+def ask_server(tmp_path: Path, world: str, told: dict[str, Any], turns: list[Any], answers: dict[str, Any]) -> Any:
+    """(state or ValueError, paths asked for) of an episode on a server; an answer is a status, a value or a wait."""
+    paths: list[str] = []
+
+    async def handle(request: web.Request) -> web.Response:
+        paths.append(request.path)
+        given = answers.get(request.path, {})
+        given = given.pop(0) if isinstance(given, list) else given
+        if isinstance(given, float):
+            await asyncio.sleep(given)
+        return web.Response(status=given) if isinstance(given, int) else web.json_response(given)
+
+    async def go() -> Any:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", handle)
+        flags = ("--environment-path", f"plugins.environments.{world}", "--tool-timeout-s", "0.3")
+        async with TestServer(app) as server, policy(tmp_path, turns, *flags) as (config, _):
+            environment = {"url": str(server.make_url("")), **told}
+            sample = Sample(index=0, group_index=0, rollout_id=0, prompt="p", metadata={"environment": environment})
+            try:
+                await environment_loop(config, sample, {"max_new_tokens": 900})
+            except ValueError as error:
+                return error, paths
+            return sample.metadata["agent"], paths
+
+    return asyncio.run(go())
+
+
+NEMO = "nemo_gym_style:NemoGymEnvironment"
+OPEN = "openenv_style:OpenEnvEnvironment"
+GET = {"row": {"responses_create_params": {"input": "go", "tools": [{"type": "function", "name": "get"}]}}}
+FIELDS = {"text": "text", "action": "message"}
+
+
+def test_a_policy_reaches_the_tools_of_its_row_only(tmp_path: Path) -> None:
+    calls = calling(("verify", {"a": 1}), ("seed_session", {}), ("../x?y", {}), ("get", {}))
+    answers = {"/verify": {"reward": 1}, "/get": {"x": 1}}
+    state, paths = ask_server(tmp_path, NEMO, GET, [calls, "ok" + END], answers)
+    assert paths == ["/seed_session", "/get", "/verify"] and state["reward"] == 1.0
+    told = [m["content"] for m in state["messages"] if m["role"] == "tool"]
+    assert [text.startswith("Error: there is no tool") for text in told] == [True, True, True, False]
+
+
+def test_a_tool_that_is_slow_is_text_and_a_verifier_that_fails_once_is_asked_again(tmp_path: Path) -> None:
+    answers = {"/get": 2.0, "/verify": [500, {"reward": 0.5}]}
+    state, paths = ask_server(tmp_path, NEMO, GET, [calling(("get", {})), "ok" + END], answers)
+    assert state["messages"][2]["content"] == "Error: get gave no answer within 0.3 s"
+    assert paths.count("/verify") == 2 and state["reward"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("world", "told", "answers", "message"),
+    [
+        (NEMO, GET, {"/verify": {}}, "must be a finite number, got None"),
+        (NEMO, GET, {"/verify": ["x"]}, "verify must answer a JSON object"),
+        (OPEN, FIELDS, {"/reset": {"observation": "t"}}, "an observation that is no object"),
+        (
+            OPEN,
+            FIELDS,
+            {"/reset": {"observation": {}}, "/step": 2.0},
+            "step gave no answer within --tool-timeout-s 0.3",
+        ),
+        (OPEN, FIELDS, {"/reset": {"observation": {}}, "/step": {"observation": {}, "reward": "x"}}, "got 'x'"),
+        (OPEN, FIELDS, {"/reset": {"observation": {}}, "/step": {"observation": {}, "done": "false"}}, "got 'false'"),
+    ],
+)
+def test_a_server_that_answers_oddly_is_named(
+    tmp_path: Path, world: str, told: dict[str, Any], answers: dict[str, Any], message: str
+) -> None:
+    error, _ = ask_server(tmp_path, world, told, ["a" + END], answers)
+    assert isinstance(error, ValueError) and message in str(error)

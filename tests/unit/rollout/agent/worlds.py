@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 from plugins.agents.verl_style import from_verl
 from plugins.environments.aviary_style import aviary_environment
@@ -32,6 +33,26 @@ class NoMessages:
 class WrongStep(NoMessages):
     async def step(self, action: dict[str, Any]) -> Any:
         return ("text", 1.0, True)
+
+
+class Scripted(NoMessages):
+    """Answers what the test sets."""
+
+    start: ClassVar[dict[str, Any]] = {"messages": [{"role": "user", "content": "go"}]}
+    answer: ClassVar[dict[str, Any]] = {"reward": 1.0, "done": True}
+    closing = "well"
+
+    async def reset(self) -> EnvironmentStart:
+        return EnvironmentStart(**self.start)
+
+    async def step(self, action: dict[str, Any]) -> EnvironmentStep:
+        return EnvironmentStep(**self.answer)
+
+    async def close(self) -> None:
+        if self.closing == "raise":
+            raise RuntimeError("no")
+        if self.closing == "hang":
+            await asyncio.sleep(600)
 
 
 class NotAWorld:
