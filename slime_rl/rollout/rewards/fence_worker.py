@@ -58,7 +58,8 @@ def confine(memory_bytes: int, owner: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    landlock.keep_signals()
+    with contextlib.suppress(OSError):  # 16 layers are there already
+        landlock.keep_signals()
     with contextlib.suppress(OSError):  # not to be had here: a supervisor that was killed is started again
         deny_signals_to([-1, supervisor, -os.getpgid(supervisor), owner, -os.getpgid(owner)])
 

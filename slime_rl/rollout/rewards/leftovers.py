@@ -44,6 +44,7 @@ def empty(fd: int) -> None:
                 for child in os.listdir(inner):
                     if not _unlink(child, inner):
                         with contextlib.suppress(OSError):
+                            _unlock(child, inner)  # moving a folder writes in it
                             os.rename(child, f".moved-{token_hex(8)}", src_dir_fd=inner, dst_dir_fd=fd)
                             changes += 1
             finally:
@@ -92,7 +93,11 @@ def _unlink(name: str, fd: int) -> bool:
 def _opened(name: str, fd: int) -> int | None:
     """A folder in a folder, made ours to change."""
     with contextlib.suppress(OSError):
-        if os.geteuid() != 0:  # root may enter as it is, and must not follow a link that was put there just now
-            os.chmod(name, 0o700, dir_fd=fd)
+        _unlock(name, fd)
         return os.open(name, _OPEN_FOLDER, dir_fd=fd)
     return None
+
+
+def _unlock(folder: str, fd: int) -> None:
+    if os.geteuid() != 0:  # root may enter as it is, and must not follow a link that was put there just now
+        os.chmod(folder, 0o700, dir_fd=fd)

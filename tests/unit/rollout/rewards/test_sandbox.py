@@ -201,11 +201,39 @@ def test_the_expected_output_is_out_of_a_programs_sight(layer: str, monkeypatch:
         "import os\nd = os.getcwd()\nos.chdir('/')\nos.rename(d, d + 'x')\nos.symlink('/etc', d)",
         "import os\nos.mkdir('a')\nopen('a/f', 'w').close()\nos.chmod('a', 0)\nos.chmod('.', 0)",
         "import os\nos.symlink('/etc', 'link')\nos.mkfifo('fifo')",
-        "import os\nif os.path.isdir('/dev/shm') and os.getuid(): open('/dev/shm/left_by_a_test', 'w').close()",
     ],
 )
 def test_a_program_leaves_nothing(layer: str, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keep_by(layer, monkeypatch)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     run_program(program, "", 5.0)
-    assert list(tmp_path.iterdir()) == [] and not Path("/dev/shm/left_by_a_test").exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_program_with_a_user_of_its_own_leaves_nothing_in_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_by(AS_ROOT, monkeypatch)
+    run = run_program("open('/dev/shm/left_by_a_test', 'w').write('x')", "", 5.0)
+    assert run["status"] == 0 and not Path("/dev/shm/left_by_a_test").exists()
+
+
+def test_the_expected_output_is_out_of_sight_where_the_run_is_not_root_and_has_no_landlock() -> None:
+    if os.geteuid() == 0 and own_user.number_for(()) is None:
+        pytest.skip("root cannot change its user here")
+    code = (
+        "import asyncio, os\nfrom pathlib import Path\nfrom slime_rl.rollout.rewards import own_user\n"
+        "if os.geteuid() == 0: own_user.become(20_000, [Path('/root')])\n"
+        "from slime_rl.rollout.rewards.fence import ProcessFence\n"
+        "async def go():\n    with ProcessFence(1, timeout_s=30.0) as fence:\n"
+        "        args = PROGRAM, '', 'THEMARKsecretEND', None, 10.0\n"
+        "        return await fence.call('sandbox_without_landlock:passes', *args)\n"
+        "print(asyncio.run(go()).value)"
+    )
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    answer = subprocess.run(
+        [sys.executable, "-c", code.replace("PROGRAM", repr(READS_MEMORY))],
+        env={**os.environ, "PYTHONPATH": path, "TMPDIR": "/tmp"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert answer.stdout.strip() == "error", "the memory of the fence's processes cannot be opened"
