@@ -188,7 +188,7 @@ def _server_tools(entry: Any, timeout_s: float, where: str) -> list[Tool]:
     server = McpServer([str(word) for word in command], max(seconds, SERVER_START_S))
     try:
         schemas = server.tools()
-    except (McpError, KeyError, TypeError) as error:
+    except McpError as error:
         server.close()
         raise ValueError(f"{where}: {type(error).__name__}: {error}") from error
     names = [schema["function"]["name"] for schema in schemas]

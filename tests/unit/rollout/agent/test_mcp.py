@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -58,3 +59,55 @@ def test_a_server_that_cannot_be_had_is_named(tmp_path: Path, entry: dict[str, o
     path.write_text(json.dumps({"mcp": [entry]}))
     with pytest.raises(ValueError, match=message):
         tool_set(make_config(tmp_path, "--tool-config", str(path)).agent)
+
+
+def hostile(tmp_path: Path, kind: str) -> ToolSet:
+    command = [sys.executable, str(Path(PROGRAM).with_name("mcp_hostile.py")), kind]
+    path = tmp_path / "tools.yaml"
+    path.write_text(json.dumps({"mcp": [{"command": command, "timeout_s": 1.0}]}))
+    return tool_set(make_config(tmp_path, "--tool-config", str(path)).agent)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("lines", "fine"),
+        ("asks", "fine"),
+        ("error", "Error: McpError: bad"),
+        ("null", "Error: McpError: tools/call must give an object, got None"),
+        ("content", "Error: McpError: the content of an answer must be a list, got 'x'"),
+        ("part", "[text]\n[int]"),
+        ("structured", '{"a": 1}'),
+    ],
+)
+def test_a_server_that_answers_oddly_does_not_stop_its_reader(tmp_path: Path, kind: str, text: str) -> None:
+    tools = hostile(tmp_path, kind)
+    assert [call(tools, "e"), call(tools, "e")] == [text, text]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("endless", "tools/list has more than 100 pages"),
+        ("names", "a tool must be an object with a name, got 'e'"),
+        ("nameless", "a tool must be an object with a name"),
+        ("none", "must give a list of tools, got None"),
+    ],
+)
+def test_a_list_of_tools_that_is_odd_is_named(tmp_path: Path, kind: str, message: str) -> None:
+    with pytest.raises(ValueError, match=f"mcp entry 1: McpError: .*{message}"):
+        hostile(tmp_path, kind)
+
+
+def test_a_server_that_does_not_read_holds_one_thread_and_is_started_again(tmp_path: Path) -> None:
+    tools = hostile(tmp_path, "deaf")
+    before = threading.active_count()
+    large = json.dumps({"x": "y" * 1_000_000})
+
+    async def go() -> list[str]:
+        answers = [await tools.call(ToolCall(name="e", arguments=large), ["e"])]
+        answers += await asyncio.gather(*(tools.call(ToolCall(name="e", arguments="{}"), ["e"]) for _ in range(3)))
+        return [answer.text for answer in answers]
+
+    assert asyncio.run(go()) == ["Error: e gave no answer within 1 s"] + ["fine"] * 3
+    assert threading.active_count() <= before + 1
