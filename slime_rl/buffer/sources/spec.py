@@ -6,6 +6,7 @@ import glob
 import json
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,8 +75,7 @@ def _parse_weight(text: str, part: str, flag: str) -> float:
 
 def _expand(path: str, flag: str) -> list[str]:
     if glob.has_magic(path) and not Path(path).exists():
-        matches = (Path(p) for p in glob.glob(path, recursive=True))
-        found = sorted(str(p) for p in matches if p.suffix in SUPPORTED and _is_data(p, flag))
+        found = [str(p) for p in _only_data(map(Path, glob.glob(path, recursive=True)), flag)]
         if not found:
             raise ValueError(f"{flag}: no {', '.join(SUPPORTED)} file matches {path!r}")
         return found
@@ -100,7 +100,7 @@ def _expand_folder(folder: Path, flag: str) -> list[str]:
     if (listed := _saved_files(folder, flag)) is not None:
         return [str(path) for path in listed]
     visible = (p for p in folder.rglob("*") if not any(name.startswith(".") for name in p.relative_to(folder).parts))
-    tree = sorted(p for p in visible if p.suffix in SUPPORTED and p.is_file() and _is_data(p, flag))
+    tree = _only_data(visible, flag)
     by_kind = {kind: [p for p in tree if p.suffix in kind] for kind in (*_KINDS, (".json",), (".yaml", ".yml"))}
     have = [kind for kind in _KINDS if by_kind[kind]] or [kind for kind, found in by_kind.items() if found]
     if not have:
@@ -126,11 +126,22 @@ def _split_of(path: Path) -> str | None:
     return None
 
 
-def _is_data(path: Path, flag: str) -> bool:
-    if path.name in _NOT_DATA:
-        return False
-    listed = _saved_files(path.parent, flag) if path.suffix == ".arrow" else None
-    return listed is None or path in listed
+def _only_data(paths: Iterable[Path], flag: str) -> list[Path]:
+    """Those of `paths` that hold rows, sorted."""
+    listed: dict[Path, set[Path] | None] = {}
+    found = []
+    for path in paths:
+        if path.suffix not in SUPPORTED or path.name in _NOT_DATA or not path.is_file():
+            continue
+        if path.suffix == ".arrow":
+            if path.parent not in listed:
+                files = _saved_files(path.parent, flag)
+                listed[path.parent] = None if files is None else set(files)
+            of_folder = listed[path.parent]
+            if of_folder is not None and path not in of_folder:
+                continue
+        found.append(path)
+    return sorted(found, key=str)
 
 
 def _saved_files(folder: Path, flag: str) -> list[Path] | None:
