@@ -36,6 +36,7 @@ from slime_rl.plan.shape import read_shape
 from slime_rl.plan.text import as_text
 from slime_rl.rollout.agent.black_box import load_agent
 from slime_rl.rollout.agent.environments import load_environment
+from slime_rl.rollout.agent.tools import tool_set
 from slime_rl.rollout.extra_metrics import LOG_FUNCTIONS
 from slime_rl.rollout.group_loop import ROLLOUT_FUNCTIONS, rollout_function_name
 from slime_rl.rollout.groups import GroupRunner, encode_prompt
@@ -169,6 +170,10 @@ def _check_chosen(config: Config) -> None:
     if config.rollout.generate_function_path == "environment_loop":
         load_environment(config)
     if config.rollout.generate_function_path == "gateway":
+        load_agent(config)  # says so where there is none
+    if config.agent.tools or config.agent.tool_config is not None:
+        tool_set(config.agent).schemas(config.agent.tools, "--tools")
+    if config.agent.agent_path is not None:
         load_agent(config)
     if config.reward.reward_function_path is None:
         if config.reward.rm_type == "mixture":

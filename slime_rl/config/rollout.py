@@ -285,6 +285,8 @@ class RewardConfig:
                 equals = ""
             check(bool(equals) and bool(name), "--reward-mixture", "takes NAME=WEIGHT", entry)
             check(math.isfinite(pairs[-1][1]), "--reward-mixture", "takes finite weights", entry)
+        twice = [name for name, _ in pairs if [other for other, _ in pairs].count(name) > 1]
+        check(not twice, "--reward-mixture", "takes each reward once", twice[:1])
         return tuple(pairs)
 
 

@@ -115,6 +115,10 @@ def test_a_check_that_breaks_down_does_not_hide_the_others(tmp_path: Path, monke
         (("--generate-function-path", "gateway"), "gateway needs --agent-path"),
         (("--rm-type", "judge", "--judge-prompt", str(pytest.__file__)), "must contain {response}"),
         (("--rm-type", "mixture", "--reward-mixture", "banana=1"), "--reward-mixture: 'banana' is not one of"),
+        (("--rm-type", "mixture", "--reward-mixture", "mixture=1"), "a mixture cannot contain itself"),
+        (("--rm-type", "nope"), "--rm-type: 'nope' is not one of"),
+        (("--tools", "nope"), "--tools: there is no tool 'nope'"),
+        (("--agent-path", "nope"), "--agent-path: 'nope' is not of the form"),
     ],
 )
 def test_what_a_chosen_builtin_needs_is_asked_for_before_the_run(

@@ -7,6 +7,7 @@ run(data, base_url, api_key) ──HTTP──► gateway ──► engines      
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import Any
 
 from slime_rl.config import Config
@@ -62,6 +63,6 @@ def load_agent(config: Config) -> Agent:
 
 
 def _number(config: Config, reward: Any) -> float:
-    if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not math.isfinite(reward):
+    if isinstance(reward, bool) or not isinstance(reward, Real) or not math.isfinite(reward):
         raise ValueError(f"--agent-path {config.agent.agent_path} must return a finite number or None, got {reward!r}")
     return float(reward)

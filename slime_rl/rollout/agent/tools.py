@@ -12,6 +12,7 @@ import asyncio
 import importlib
 import inspect
 import json
+import math
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -77,10 +78,8 @@ class ToolSet:
                 if entry not in self.tools:
                     raise ValueError(f"{where}: there is no tool {entry!r}; known are {', '.join(sorted(self.tools))}")
                 found.append(self.tools[entry].schema)
-            elif isinstance(entry, dict) and isinstance(entry.get("function"), dict):
-                found.append(entry)
             else:
-                raise ValueError(f"{where}: a tool is a name or a schema with 'function', got {entry!r}")
+                found.append(_checked(entry, f"{where}: a tool is a name or"))
         return found
 
     async def call(self, call: ToolCall, allowed: Sequence[str]) -> ToolAnswer:
@@ -159,6 +158,11 @@ def tool_set(config: AgentConfig) -> ToolSet:
     tools = [_tool({"name": name, "function": spec}, config.tool_timeout_s, name) for name, spec in BUILTIN.items()]
     if config.tool_config is not None:
         tools += _read_file(Path(config.tool_config), config.tool_timeout_s)
+    names = [tool.name for tool in tools]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        known = "it is built in" if twice in BUILTIN else "two entries have it"
+        raise ValueError(f"--tool-config {config.tool_config}: the name {twice!r} is taken: {known}")
     return ToolSet(tools)
 
 
@@ -184,7 +188,7 @@ def _server_tools(entry: Any, timeout_s: float, where: str) -> list[Tool]:
     command = entry.get("command") if isinstance(entry, dict) else None
     if not isinstance(command, list) or not command or not entry.keys() <= {"command", "timeout_s"}:
         raise ValueError(f"{where}: needs 'command' (a list) and may have 'timeout_s', got {entry!r}")
-    seconds = float(entry.get("timeout_s", timeout_s))
+    seconds = _seconds(entry, timeout_s, where)
     server = McpServer([str(word) for word in command], max(seconds, SERVER_START_S))
     try:
         schemas = server.tools()
@@ -201,15 +205,36 @@ def _server_tools(entry: Any, timeout_s: float, where: str) -> list[Tool]:
 def _tool(entry: Any, timeout_s: float, where: str) -> Tool:
     if not isinstance(entry, dict) or not {"name", "function"} <= entry.keys() or not entry.keys() <= _ENTRY_KEYS:
         raise ValueError(f"{where}: needs 'name' and 'function' and may have {sorted(_ENTRY_KEYS)}, got {entry!r}")
+    for key in ("name", "function", "description"):
+        if not isinstance(entry.get(key, "text"), str) or entry.get(key) == "":
+            raise ValueError(f"{where}: {key!r} must be a text, got {entry[key]!r}")
+    seconds = _seconds(entry, timeout_s, where)
     function = load_function(entry["function"], where)
-    schema = entry.get("schema") or schema_of(function, entry["name"], where)
+    if "schema" in entry:
+        schema = _checked(entry["schema"], f"{where}: 'schema' is")
+        if schema["function"]["name"] != entry["name"]:
+            raise ValueError(f"{where}: 'schema' names {schema['function']['name']!r}, the entry {entry['name']!r}")
+    else:
+        schema = schema_of(function, entry["name"], where)
     if "description" in entry:
         schema = {**schema, "function": {**schema["function"], "description": entry["description"]}}
-    seconds = float(entry.get("timeout_s", timeout_s))
-    if seconds <= 0:
-        raise ValueError(f"{where}: 'timeout_s' must be > 0, got {seconds}")
     is_async = inspect.iscoroutinefunction(function)
     return Tool(name=entry["name"], function=entry["function"], schema=schema, timeout_s=seconds, is_async=is_async)
+
+
+def _seconds(entry: Schema, default: float, where: str) -> float:
+    seconds = entry.get("timeout_s", default)
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
+        raise ValueError(f"{where}: 'timeout_s' must be > 0 and finite, got {seconds!r}")
+    return float(seconds)
+
+
+def _checked(schema: Any, what: str) -> Schema:
+    """A schema as in the OpenAI API, which has a name at least. Raises ValueError that begins with `what`."""
+    function = schema.get("function") if isinstance(schema, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+        raise ValueError(f"{what} a schema with 'function', which has a 'name', got {schema!r}")
+    return schema
 
 
 def load_function(spec: str, where: str) -> Any:
@@ -218,14 +243,22 @@ def load_function(spec: str, where: str) -> Any:
     try:
         if not colon:
             raise ValueError("write package.module:name")
-        return getattr(importlib.import_module(module), name)
-    except Exception as error:  # user code may raise anything at import
+        function = getattr(importlib.import_module(module), name)
+    except (Exception, SystemExit) as error:  # user code may raise anything at import
         raise ValueError(f"{where}: cannot load {spec!r}: {type(error).__name__}: {error}") from error
+    if not callable(function):
+        raise ValueError(f"{where}: {spec!r} is a {type(function).__name__}, not a function")
+    return function
 
 
 def schema_of(function: Any, name: str, where: str) -> Schema:
     """JSON schema from a function's signature and the first paragraph of its docstring."""
-    hints = typing.get_type_hints(function)
+    try:
+        hints = typing.get_type_hints(function)
+    except Exception as error:  # hints are expressions of the user's
+        raise ValueError(
+            f"{where}: the type hints of {name!r} cannot be read ({type(error).__name__}: {error}); give it a 'schema'"
+        ) from error
     properties: dict[str, Any] = {}
     required = []
     for parameter in inspect.signature(function).parameters.values():

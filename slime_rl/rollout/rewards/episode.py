@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 
 from slime_rl.config import Config
 from slime_rl.types import Sample
@@ -20,7 +21,7 @@ async def episode(config: Config, group: list[Sample]) -> list[float]:
 def _reward_of(sample: Sample) -> float:
     state = sample.metadata.get("agent")
     reward = state.get("reward") if isinstance(state, dict) else None
-    if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not math.isfinite(reward):
+    if isinstance(reward, bool) or not isinstance(reward, Real) or not math.isfinite(reward):
         raise ValueError(
             f"--rm-type episode: sample {sample.index} has no reward of its own, got {reward!r}; it is set by "
             "--generate-function-path environment_loop, or by an agent of --agent-path that returns or posts one"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import sys
 from typing import Any
 
 from slime_rl.config import Config
 from slime_rl.protocols import RewardFunction
 from slime_rl.registry import ExtensionPoint
 from slime_rl.types import Sample
+
+LARGEST = sys.float_info.max
 
 
 async def mixture(config: Config, group: list[Sample]) -> list[dict[str, Any]]:
@@ -46,8 +49,12 @@ def weights_of(config: Config, sample: Sample) -> dict[str, float]:
             f"for sample {sample.index}"
         )
     for name, weight in given.items():
+        if not isinstance(name, str):
+            raise ValueError(f"--rm-type mixture: a reward of sample {sample.index} is named {name!r}, no text")
         if isinstance(weight, bool) or not isinstance(weight, (int, float)):
             raise ValueError(f"--rm-type mixture: weight of {name!r} of sample {sample.index} is {weight!r}, no number")
+        if not abs(weight) <= LARGEST:
+            raise ValueError(f"--rm-type mixture: weight of {name!r} of sample {sample.index} must be finite")
     return {name: float(weight) for name, weight in given.items()}
 
 
@@ -55,7 +62,8 @@ def load_reward(name: str) -> RewardFunction:
     """A built-in reward or one of package.module:name, its signature checked."""
     from slime_rl.rollout.rewards import REWARDS  # this module is one of them
 
-    if name == "mixture":
-        raise ValueError("--rm-type mixture: a mixture cannot contain itself")
     point: ExtensionPoint = dataclasses.replace(REWARDS, flag="--reward-mixture")
-    return point.load(name)
+    found = point.load(name)
+    if found is mixture:  # by its name, or by module:name
+        raise ValueError(f"--reward-mixture: {name!r}: a mixture cannot contain itself")
+    return found

@@ -25,7 +25,13 @@ async def multiple_choice(config: Config, group: list[Sample]) -> list[float | d
 
 
 def _score(sample: Sample) -> dict[str, Any]:
-    choices = [str(choice) for choice in sample.metadata.get("choices", ())]
+    given = sample.metadata.get("choices", ())
+    if not isinstance(given, (list, tuple)):
+        raise ValueError(
+            f"--rm-type multiple_choice: metadata['choices'] of sample {sample.index} must be a list of texts, "
+            f"got {given!r}"
+        )
+    choices = [str(choice) for choice in given]
     wanted = {_as_letter(label, choices) for label in labels_of(sample, "multiple_choice")}
     if None in wanted:
         raise ValueError(

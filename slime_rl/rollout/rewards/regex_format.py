@@ -35,9 +35,9 @@ def _pattern_of(sample: Sample) -> str:
     pattern = sample.metadata.get("format", DEFAULT_FORMAT)
     try:
         re.compile(pattern)
-    except (re.error, TypeError) as error:
+    except (re.error, TypeError, OverflowError, RecursionError) as error:
         raise ValueError(
             f"--rm-type regex_format: metadata['format'] of sample {sample.index} must be a regular expression "
-            f"({error}), got {pattern!r}"
+            f"({error}), got {str(pattern)[:100]!r}"
         ) from error
     return pattern

@@ -62,3 +62,8 @@ async def blocking() -> str:
 def odd(value: complex) -> str:
     """Has no JSON type."""
     return str(value)
+
+
+def unreadable(value: Nothing) -> str:  # noqa: F821
+    """Has a hint that names nothing."""
+    return str(value)

@@ -198,6 +198,21 @@ def test_schemas_come_from_signature_and_docstring(tmp_path: Path) -> None:
         ("tools: [{name: a, function: 'agent_tools:slow', timeout_s: 0}]", "'timeout_s' must be > 0"),
         ("tools: [{name: a, function: 'agent_tools:odd'}]", "no JSON type for value"),
         (": :", "is not YAML"),
+        ("tools: [{name: a, function: 'agent_tools:slow', timeout_s: abc}]", "entry 1: 'timeout_s' must be > 0"),
+        ("tools: [{name: a, function: 'agent_tools:slow', timeout_s: null}]", "entry 1: 'timeout_s' must be > 0"),
+        ("tools: [{name: a, function: 'agent_tools:slow', timeout_s: .nan}]", "entry 1: 'timeout_s' must be > 0"),
+        ("mcp: [{command: [x], timeout_s: -1}]", "mcp entry 1: 'timeout_s' must be > 0"),
+        ("tools: [{name: 5, function: 'agent_tools:slow'}]", "entry 1: 'name' must be a text, got 5"),
+        ("tools: [{name: a, function: 5}]", "entry 1: 'function' must be a text, got 5"),
+        ("tools: [{name: a, function: 'agent_tools:time'}]", "is a module, not a function"),
+        ("tools: [{name: a, function: 'agent_tools:slow', schema: x}]", "entry 1: 'schema' is a schema with"),
+        ("tools: [{name: a, function: 'agent_tools:slow', schema: {function: {name: b}}}]", "'schema' names 'b'"),
+        ("tools: [{name: a, function: 'agent_tools:unreadable'}]", "type hints of 'a' cannot be read"),
+        ("tools: [{name: calculator, function: 'agent_tools:slow'}]", "'calculator' is taken: it is built in"),
+        (
+            "tools: [{name: a, function: 'agent_tools:slow'}, {name: a, function: 'agent_tools:leave'}]",
+            "'a' is taken: two entries have it",
+        ),
     ],
 )
 def test_a_wrong_tool_file_is_named(tmp_path: Path, content: str, message: str) -> None:
@@ -205,7 +220,7 @@ def test_a_wrong_tool_file_is_named(tmp_path: Path, content: str, message: str) 
 
     path = tmp_path / "tools.yaml"
     path.write_text(content)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"--tool-config {path}.*{message}"):
         tool_set(make_config(tmp_path, "--tool-config", str(path)).agent)
 
 
@@ -215,6 +230,14 @@ def test_a_tool_that_does_not_exist_is_named_with_its_flag(tmp_path: Path) -> No
     config = make_config(tmp_path, "--tools", "calc")
     with pytest.raises(ValueError, match=r"--tools: there is no tool 'calc'; known are calculator, python"):
         row_tools(config, {})
+
+
+@pytest.mark.parametrize("entry", [5, {}, {"function": {"description": "x"}}, {"function": {"name": 5}}])
+def test_a_tool_of_a_row_that_has_no_name_is_refused(tmp_path: Path, entry: Any) -> None:
+    from factories import make_config
+
+    with pytest.raises(ValueError, match=r"metadata\['tools'\]: a tool is a name or a schema with"):
+        row_tools(make_config(tmp_path), {"tools": [entry]})
 
 
 def test_schema_of_optional_parameters() -> None:

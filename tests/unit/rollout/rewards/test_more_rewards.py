@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
@@ -111,6 +112,12 @@ SCHEMA = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 0
         ("{n: 3}", None, 0.0),
         ('{"n": 3}', {"n": 3}, 1.0),
         ('{"n": 4}', {"n": 3}, 0.0),
+        ('{"n": 4}', '{"n": 3}', 0.0),
+        ('{"n": 3.0}', '{"n": 3}', 1.0),
+        ('{"n": 1, "b": [true]}', {"n": 1, "b": [1]}, 0.0),
+        ('{"n": 1, "x": NaN}', None, 0.0),
+        ('```json\r\n{"n": 1}\r\n```', None, 1.0),
+        ("[" * 100_000, None, 0.0),
     ],
 )
 def test_json_is_checked_against_its_schema(tmp_path: Path, response: str, label: Any, expected: float) -> None:
@@ -121,6 +128,24 @@ def test_json_is_checked_against_its_schema(tmp_path: Path, response: str, label
 def test_a_json_prompt_without_schema_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"needs metadata\['schema'\]"):
         score(make_config(tmp_path), "json_schema", [sample("{}")])
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"type": "foo"}, "'foo' is not valid"),
+        ({"$ref": "#/nope"}, "nope"),
+        ({"properties": {"n": {"$ref": "#/nope"}}}, "nope"),
+    ],
+)
+def test_a_broken_schema_is_an_error_of_the_row(tmp_path: Path, schema: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"metadata\['schema'\] of sample 7: broken schema: .*{message}"):
+        score(make_config(tmp_path), "json_schema", [sample('{"n": 1}', index=7, schema=schema)])
+
+
+def test_a_label_that_begins_like_json_must_be_json(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="the label of sample 0 looks like JSON and is none"):
+        score(make_config(tmp_path), "json_schema", [sample('{"n": 1}', '{"n": ', schema=SCHEMA)])
 
 
 @asynccontextmanager
@@ -339,6 +364,10 @@ def test_rewards_are_weighed_by_row(tmp_path: Path) -> None:
         ((), {}, "needs metadata"),
         ((), {"rewards": {"exact": "much"}}, "no number"),
         ((), {"rewards": {"mixture": 1}}, "cannot contain itself"),
+        ((), {"rewards": {"slime_rl.rollout.rewards.mixture:mixture": 1}}, "cannot contain itself"),
+        ((), {"rewards": {"exact": float("nan")}}, "must be finite"),
+        ((), {"rewards": {"exact": 10**400}}, "must be finite"),
+        ((), {"rewards": {5: 1}}, "is named 5, no text"),
         ((), {"rewards": {"exakt": 1}}, "did you mean 'exact'"),
     ],
 )
@@ -352,9 +381,12 @@ def test_flags_of_rewards_are_checked(tmp_path: Path) -> None:
         make_config(tmp_path, "--rm-type", "remote")
     with pytest.raises(ValueError, match="--reward-mixture takes NAME=WEIGHT"):
         make_config(tmp_path, "--reward-mixture", "exact")
+    with pytest.raises(ValueError, match="--reward-mixture takes each reward once"):
+        make_config(tmp_path, "--reward-mixture", "exact=1", "exact=2")
 
 
 def test_an_episodes_own_reward_is_taken(tmp_path: Path) -> None:
     assert score(make_config(tmp_path), "episode", [sample("x", agent={"reward": 0.5})]) == [0.5]
+    assert score(make_config(tmp_path), "episode", [sample("x", agent={"reward": np.float32(0.5)})]) == [0.5]
     with pytest.raises(ValueError, match="has no reward of its own"):
         score(make_config(tmp_path), "episode", [sample("x")])

@@ -119,6 +119,8 @@ def test_multiple_choice_finds_the_letter(config: Config, fence: ProcessFence) -
 def test_multiple_choice_refuses_labels_that_are_no_letter(config: Config, fence: ProcessFence) -> None:
     with pytest.raises(ValueError, match=r"needs a letter.*'Paris'"):
         scores(config, fence, "multiple_choice", [("Paris", "B")])
+    with pytest.raises(ValueError, match=r"metadata\['choices'\] of sample 0 must be a list of texts, got None"):
+        scores(config, fence, "multiple_choice", [("B", "B")], choices=None)
 
 
 def test_f1_counts_common_words(config: Config, fence: ProcessFence) -> None:
@@ -133,6 +135,9 @@ def test_regex_format_matches_the_whole_response(config: Config, fence: ProcessF
     assert scores(config, fence, "regex_format", [(None, "12"), (None, "12a")], format=r"\d+") == [1, 0]
     with pytest.raises(ValueError, match="must be a regular expression"):
         scores(config, fence, "regex_format", [(None, "12")], format="(")
+    for pattern in ("(" * 3000 + ")" * 3000, "a{99999999999999999999}"):
+        with pytest.raises(ValueError, match="must be a regular expression"):
+            scores(config, fence, "regex_format", [(None, "12")], format=pattern)
 
 
 def test_a_pattern_that_backtracks_for_ever_costs_its_sample_only(config: Config) -> None:
