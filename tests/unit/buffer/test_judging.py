@@ -42,7 +42,7 @@ CHANGES: list[tuple[Callable[[list[Sample]], Any], str]] = [
     (lambda group: group[0].metadata["array"].fill(0), "changed 'metadata'"),
     (
         lambda group: setattr(group[0], "remove_sample", True),
-        r"changed 'remove_sample' \(set to True, which means noth",
+        r"changed 'remove_sample' \(set to True, which means not",
     ),
     (lambda group: delattr(group[0], "response"), r"changed 'response' \(deleted\)"),
 ]
