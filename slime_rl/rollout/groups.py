@@ -52,7 +52,6 @@ class GroupRunner:
         self.filter: GroupFilter | None = DYNAMIC_FILTERS.load(path) if path else None
         path = config.buffer.sample_filter_path
         self.sample_filter: SampleFilter | None = SAMPLE_FILTERS.load(path) if path else None
-        self._starting = asyncio.Lock()
         self._scopes: dict[int, list[SampleScope]] = {}  # of groups under way
 
     async def run(
@@ -171,9 +170,7 @@ class GroupRunner:
         """
         pending: list[tuple[Sample, SampleScope | None]] = []
         scopes = self._scopes[group.group_index] = []
-        async with self._starting:  # one after the other: the first requests are out before the last is rendered
-            await asyncio.sleep(0)
-            prepare(self.config, group.samples)
+        prepare(self.config, group.samples)
         try:
             async with asyncio.TaskGroup() as tasks:
                 for sample in group.samples:
