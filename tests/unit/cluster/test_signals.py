@@ -24,9 +24,14 @@ except (KeyboardInterrupt, signals.Terminated) as error:
 
 def start(patience_s: float, stopping_s: float) -> subprocess.Popen[str]:
     arguments = [sys.executable, "-c", PROGRAM, str(patience_s), str(stopping_s)]
-    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, preexec_fn=_hear_ctrl_c)
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     return process
+
+
+def _hear_ctrl_c() -> None:
+    """The tests may run in a shell's background, where it is ignored and children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.mark.parametrize(
