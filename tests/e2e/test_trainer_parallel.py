@@ -61,7 +61,7 @@ def make_job(folder: Path, *flags: str, workers: int = 1, steps: slice = slice(0
 
 def frozen_job(folder: Path, *flags: str, workers: int = 1) -> Job:
     """Training of a model whose output layer is its embedding, which stays as it is."""
-    flags = (*flags, "--freeze-params", "embedding", r"layers\.1\.", "--lr", "1e-2", "--adam-eps", "1e-5")
+    flags = (*flags, "--freeze-params", "embedding", r"layers\.1\.", "--lr", "1e-3", "--adam-eps", "1e-5")
     return Job(make_config(folder / "tied", *flags, workers=workers), [make_batch(0), make_batch(1)])
 
 
