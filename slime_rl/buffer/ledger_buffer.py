@@ -226,6 +226,8 @@ class LedgerBuffer:
         self._first_index = first_index
         self._ranked, self._by_version = RankedGroups(), RankedGroups()
         self.payloads.load(blocks)
+        for group_index in self.replay.dismissed():
+            self._release(group_index)
         generated = self.ledger.in_state(State.GENERATED)
         with part_of_state("payloads"):
             for at in range(0, len(generated), 256):

@@ -71,6 +71,14 @@ class ReplayPool:
             forgotten.append(group_index)
         return forgotten
 
+    def dismissed(self) -> list[int]:
+        """Let go of all groups when none is to be replayed, as after a resume without --replay-groups."""
+        forgotten = [] if self.per_step else self.groups()
+        for group_index in forgotten:
+            del self._entries[group_index]
+        self._promised = self._promised if self.per_step else {}
+        return forgotten
+
     def groups(self) -> list[int]:
         """All groups of the pool."""
         return list(self._entries)

@@ -35,13 +35,18 @@ class Ragged:
     def from_list(cls, rows: Sequence[Any], dtype: torch.dtype | None = None) -> Ragged:
         """Rows given as tensors, arrays or lists of numbers; without rows there must be a `dtype`."""
         if rows and isinstance(rows[0], Tensor):
+            _check_alike(rows)
             return cls.from_lengths(torch.cat(list(rows)).to(dtype or rows[0].dtype), [len(r) for r in rows])
         if dtype is None and not rows:
             raise ValueError("Ragged.from_list needs a dtype when there are no rows")
         kind = None if dtype is None else tensor_to_array(torch.empty(0, dtype=dtype))[0].dtype
         if dtype is not None and str(kind) != str(dtype).removeprefix("torch."):
             kind = np.dtype(np.float32)  # no numpy twin (bfloat16): converted below
-        arrays = [row_to_array(row, kind) for row in rows]
+        try:
+            arrays = [row_to_array(row, kind) for row in rows]
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"Ragged.from_list: a row is no numbers of {dtype or 'one kind'}: {error}") from error
+        _check_alike(arrays)
         values = torch.from_numpy(np.concatenate(arrays) if arrays else np.empty(0, dtype=kind))
         return cls.from_lengths(values if dtype is None else values.to(dtype), [len(a) for a in arrays])
 
@@ -146,6 +151,19 @@ class Ragged:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (*tensor_to_array(self.values), tensor_to_array(self.offsets)[0])
+
+
+def _check_alike(rows: Sequence[Any]) -> None:
+    """Raises ValueError unless these are tensors, or arrays, that can stand one after the other."""
+    for number, row in enumerate(rows):
+        if not isinstance(row, type(rows[0])):
+            kinds = f"row 0 is a {type(rows[0]).__name__}, row {number} a {type(row).__name__}"
+            raise ValueError(f"Ragged.from_list: rows are all tensors or none is: {kinds}")
+        if row.ndim == 0 or row.shape[1:] != rows[0].shape[1:]:
+            shapes = f"{tuple(rows[0].shape)} and row {number} of {tuple(row.shape)}"
+            raise ValueError(f"Ragged.from_list: rows differ in their first dimension only, got row 0 of {shapes}")
+        if isinstance(row, np.ndarray) and row.dtype.kind not in "biufc":
+            raise ValueError(f"Ragged.from_list: row {number} is no list of numbers, but of {row.dtype}")
 
 
 def _rebuild(values: np.ndarray, dtype_name: str, offsets: np.ndarray) -> Ragged:

@@ -11,7 +11,7 @@ import json
 import sys
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -232,11 +232,14 @@ def _read_csv(path: str) -> tuple[list[Any], list[int]]:
     lines: list[int] = []
     csv.field_size_limit(sys.maxsize)  # a prompt may be longer than csv's 128 KiB
     with open(path, newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
-        reader = csv.reader(file)
+        texts: list[str] = []  # the lines of the newest row
+        reader = csv.reader(_kept_in(texts, file))
         names: list[str] | None = None
+        newest: list[str] = []
         line = 1
         for fields in reader:
             begins, line = line, reader.line_num + 1
+            newest, texts[:] = texts[:], []
             if not fields or (names is not None and len(names) > 1 and len(fields) == 1 and not fields[0].strip()):
                 continue
             foreign = _foreign_byte(fields)
@@ -253,7 +256,24 @@ def _read_csv(path: str) -> tuple[list[Any], list[int]]:
             else:
                 rows.append(dict(zip(names, fields, strict=True)))
             lines.append(begins)
+        if rows and _is_open(newest):  # csv takes the rest of the file for one field
+            rows[-1] = _BadRow("a quotation mark opens a field that does not end before the file does")
     return rows, lines
+
+
+def _kept_in(texts: list[str], file: Iterable[str]) -> Iterator[str]:
+    for text in file:
+        texts.append(text)
+        yield text
+
+
+def _is_open(texts: list[str]) -> bool:
+    """Whether a row ends within quotation marks."""
+    try:
+        list(csv.reader(texts, strict=True))
+    except csv.Error as error:
+        return "unexpected end of data" in str(error)
+    return False
 
 
 def _foreign_byte(fields: list[str]) -> int | None:

@@ -155,6 +155,15 @@ def test_what_breaks_a_parser_is_named(tmp_path: Path, name: str, content: bytes
         read_prompts(str(tmp_path / name), make_config(tmp_path).data, "--prompt-data")
 
 
+def test_a_quotation_mark_that_is_not_closed_does_not_swallow_the_rest_of_a_csv_file(tmp_path: Path) -> None:
+    (tmp_path / "c.csv").write_text('prompt,label\na,1\n"b"" said,2\nc,3\n')
+    with pytest.raises(ValueError, match=r"c.csv:3: .*columns|c.csv:3: a quotation mark opens a field"):
+        prompts_of(tmp_path, tmp_path / "c.csv")
+    (tmp_path / "d.csv").write_text('prompt,label\na,1\nb,"2\nc,3\n')  # as many columns as the header has
+    with pytest.raises(ValueError, match=r"d.csv:3: a quotation mark opens a field"):
+        prompts_of(tmp_path, tmp_path / "d.csv")
+
+
 def test_a_csv_field_may_be_long(tmp_path: Path) -> None:
     (tmp_path / "long.csv").write_text(f"prompt,label\n{'1' * 200_000},2\n")
     (prompt,) = read_prompts(str(tmp_path / "long.csv"), make_config(tmp_path).data, "--prompt-data")

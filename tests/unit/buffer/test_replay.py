@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from factories import make_config, write_prompts
@@ -80,6 +81,23 @@ def test_a_resumed_run_replays_the_same_groups_in_the_same_steps(tmp_path: Path,
         trained.append(train(buffer, step))
     assert trained == expected
     assert buffer.counts() == whole.counts()
+
+
+def test_a_resume_without_replay_lets_go_of_the_pool(tmp_path: Path) -> None:
+    buffer = make_buffer(tmp_path)
+    for step in range(3):
+        train(buffer, step)
+    state = through_disk(buffer.state_dict())
+    assert make_resumed(tmp_path, state, "--replay-groups", "1").payloads
+    off = make_resumed(tmp_path, state, "--replay-groups", "0")
+    assert (len(off.payloads), off.replay.groups()) == (0, [])
+    assert [replays for _, replays in train(off, 3)] == [0] * BATCH
+
+
+def make_resumed(tmp_path: Path, state: dict[str, Any], *flags: str) -> LedgerBuffer:
+    buffer = make_buffer(tmp_path, *flags)
+    buffer.load_state_dict(state)
+    return buffer
 
 
 def test_one_step_off_chooses_the_same_whichever_of_commit_and_take_comes_first(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pickle
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -113,3 +114,22 @@ def test_pickling_hands_the_memory_over_out_of_band(dtype: torch.dtype) -> None:
     again = pickle.loads(stream, buffers=buffers)
     assert again == ragged
     assert again.values.data_ptr() == ragged.values.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "message"),
+    [
+        ([[1, 2], [3, None]], torch.int64, "no numbers of torch.int64"),
+        ([["a"], ["b"]], None, "row 0 is no list of numbers"),
+        ([[1, "a"]], None, "row 0 is no list of numbers"),
+        ([[1], 2], torch.int64, r"row 0 of \(1,\) and row 1 of \(\)"),
+        ([torch.zeros(2, 3), torch.zeros(2, 4)], None, r"row 0 of \(2, 3\) and row 1 of \(2, 4\)"),
+        ([torch.tensor(1.0)], None, r"row 0 of \(\)"),
+        ([torch.zeros(2), [1.0]], None, "rows are all tensors or none is"),
+        ([[[1, 2], [3]]], torch.float32, "no numbers of torch.float32"),
+        ([[2**70]], torch.int64, "no numbers of torch.int64"),
+    ],
+)
+def test_rows_that_are_no_numbers_or_do_not_fit_together_are_named(rows: Any, dtype: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"Ragged.from_list: .*{message}"):
+        Ragged.from_list(rows, dtype)
