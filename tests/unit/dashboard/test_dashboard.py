@@ -10,27 +10,15 @@ import socket
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from dashboard_runs import write_run
-from dashboard_site import get, serve
+from dashboard_site import get
 
 from slime_rl.dashboard.__main__ import main
 from slime_rl.dashboard.runs import Run, Runs, as_json
-
-
-@pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
-    return write_run(tmp_path)
-
-
-@pytest.fixture
-def url(run_dir: Path) -> Iterator[str]:
-    with serve([run_dir]) as address:
-        yield address
 
 
 def error_of(url: str) -> tuple[int, str]:

@@ -23,17 +23,6 @@ def browser() -> Iterator[Browser]:
         yield opened
 
 
-@pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
-    return write_run(tmp_path)
-
-
-@pytest.fixture
-def url(run_dir: Path) -> Iterator[str]:
-    with serve([run_dir]) as address:
-        yield address
-
-
 def count(browser: Browser, selector: str) -> int:
     return browser.run("return document.querySelectorAll(arguments[0]).length", selector)
 
@@ -193,8 +182,9 @@ def test_a_folder_that_goes_away_and_a_server_that_ends_are_told(browser: Browse
         look(browser, url, "tab=overview")
         shutil.rmtree(run_dir)
         browser.wait("return document.getElementById('main').innerText.includes('is not there any more')")
-        browser.problems()
+        assert count(browser, ".card svg") == 0
     browser.wait("return document.getElementById('when').innerText.includes('server does not answer')")
+    assert "is not there any more" in browser.run("return document.getElementById('main').innerText")
     browser.problems()
 
 

@@ -149,6 +149,7 @@ def test_a_slow_engine_serves_when_it_is_the_only_one_left(tmp_path: Path) -> No
     scene.engines[1].failing_starts = 10_000
     scene.engines[1].ended = "exited with 1"
     scene.wait_for(lambda: scene.guard.urls(EngineState.SERVING) == ["a0"] and scene.router.behind == ["a0"])
+    assert scene.guard.urls(EngineState.SLOW) == []
     scene.guard.close()
 
 

@@ -275,39 +275,26 @@ def test_a_verl_style_loop_that_changes_tokens_is_refused(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("step", "message"),
+    ("place", "given", "message"),
     [
-        ({"reward": None, "done": True}, "must be a finite number, got None"),
-        ({"reward": "x", "done": True}, "must be a finite number, got 'x'"),
-        ({"reward": float("nan"), "done": True}, "must be a finite number, got nan"),
-        ({"done": "false"}, "done must be True or False, got 'false'"),
-        ({"messages": ["hi"]}, "step gave a message that is no dict"),
-        ({"messages": {"role": "user"}}, "step must give a list of messages"),
-        ({"messages": [{"role": "user", "content": 5}]}, "step gave a message whose content is no text"),
-        ({"messages": [{"content": "x"}]}, "no dict with a role"),
+        ("answer", {"reward": None, "done": True}, "must be a finite number, got None"),
+        ("answer", {"reward": "x", "done": True}, "must be a finite number, got 'x'"),
+        ("answer", {"reward": float("nan"), "done": True}, "must be a finite number, got nan"),
+        ("answer", {"done": "false"}, "done must be True or False, got 'false'"),
+        ("answer", {"messages": ["hi"]}, "step gave a message that is no dict"),
+        ("answer", {"messages": {"role": "user"}}, "step must give a list of messages"),
+        ("answer", {"messages": [{"role": "user", "content": 5}]}, "step gave a message whose content is no text"),
+        ("answer", {"messages": [{"content": "x"}]}, "no dict with a role"),
+        ("start", {"messages": []}, "at least one message"),
+        ("start", {"messages": "go"}, "a list of messages"),
+        ("start", {"messages": [{"role": "user", "content": "go"}], "tools": ["x"]}, "a tool must be a schema"),
+        ("start", {"messages": [{"role": "user", "content": "go"}], "tools": "x"}, "must be a list of schemas"),
     ],
 )
-def test_a_step_that_is_odd_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: dict[str, Any], message: str
+def test_a_step_and_a_reset_that_are_odd_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, given: dict[str, Any], message: str
 ) -> None:
-    monkeypatch.setattr(worlds.Scripted, "answer", step)
-    with pytest.raises(ValueError, match=f"--environment-path worlds:Scripted: .*{message}"):
-        play(tmp_path, "worlds:Scripted", ["a" + END])
-
-
-@pytest.mark.parametrize(
-    ("start", "message"),
-    [
-        ({"messages": []}, "at least one message"),
-        ({"messages": "go"}, "a list of messages"),
-        ({"messages": [{"role": "user", "content": "go"}], "tools": ["x"]}, "a tool must be a schema"),
-        ({"messages": [{"role": "user", "content": "go"}], "tools": "x"}, "must be a list of schemas"),
-    ],
-)
-def test_a_reset_that_is_odd_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: dict[str, Any], message: str
-) -> None:
-    monkeypatch.setattr(worlds.Scripted, "start", start)
+    monkeypatch.setattr(worlds.Scripted, place, given)
     with pytest.raises(ValueError, match=f"--environment-path worlds:Scripted: .*{message}"):
         play(tmp_path, "worlds:Scripted", ["a" + END])
 
