@@ -79,9 +79,13 @@ class Ledger:
         self._wait(group_index)
         self.requeue_reasons[reason] += 1
 
+    def check_generate(self, group_index: int) -> None:
+        """Raise ValueError where `generate` would."""
+        self._require(group_index, "admit", State.RESERVED)
+
     def generate(self, group_index: int) -> None:
         """reserved -> generated"""
-        self._require(group_index, "admit", State.RESERVED)
+        self.check_generate(group_index)
         self._set(group_index, State.GENERATED)
 
     def drop(self, group_index: int, reason: str) -> None:

@@ -82,10 +82,10 @@ class LedgerBuffer:
         if not group.samples:
             raise ValueError(f"group {group.group_index} has no samples, so it cannot train")
         nbytes, summary = check_and_weigh(group), summarise(group)
-        rank = self._rank(summary)
+        self.ledger.check_generate(group.group_index)
+        self._enter(summary)  # first, as it asks the user's code for a rank
         self.ledger.generate(group.group_index)
         self._count_attempts(group)
-        self._enter(summary, rank)
         self.payloads.put(group, nbytes)
 
     def requeue(self, group: Group) -> None:
@@ -232,8 +232,7 @@ class LedgerBuffer:
         with part_of_state("payloads"):
             for at in range(0, len(generated), 256):
                 for group in self.payloads.get_many(generated[at : at + 256]):
-                    summary = summarise(group)
-                    self._enter(summary, self._rank(summary))
+                    self._enter(summarise(group))
 
     def _new_groups(self, count: int) -> list[Group]:
         """The source's next prompts as groups that are not in the ledger yet."""
@@ -247,9 +246,9 @@ class LedgerBuffer:
             if not (isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[1], Prompt)):
                 raise ValueError(f"{flag} must give pairs of epoch and Prompt, got {entry!r:.80}")
             epoch, prompt = entry
-            if type(epoch) is not int or type(prompt.source_index) is not int:
-                where = f"epoch {epoch!r:.40}, source_index {prompt.source_index!r:.40}"
-                raise ValueError(f"{flag} must give epoch and source_index as whole numbers, got {where}")
+            for name, number in (("epoch", epoch), ("source_index", prompt.source_index)):
+                if type(number) is not int or not 0 <= number < 1 << 63:
+                    raise ValueError(f"{flag} must give {name} as a whole number >= 0 and < 2**63, got {number!r:.60}")
             groups.append(self._group(group_index, prompt, _Record(prompt.source_index, epoch, 0)))
         return groups
 
@@ -263,7 +262,7 @@ class LedgerBuffer:
                 group_index=group_index,
                 rollout_id=first + i,
                 prompt=copy.deepcopy(prompt.prompt),
-                label=prompt.label,
+                label=copy.deepcopy(prompt.label),
                 metadata=copy.deepcopy(prompt.metadata),
             )
             for i in range(n)
@@ -283,22 +282,17 @@ class LedgerBuffer:
     def _count_attempts(self, group: Group) -> None:
         self._records[group.group_index] = self._records[group.group_index]._replace(attempts=group.attempts)
 
-    def _rank(self, summary: GroupSummary) -> Any:
-        """The key of a Ranking, which may be the user's own; None with another filter."""
-        if not isinstance(self.filter, Ranking):
-            return None
-        try:
-            rank = self.filter.key(summary)
-            bool(rank < rank)  # what cannot be compared would be found out in the middle of a change
-        except Exception as error:  # code of the user may raise anything
-            flag = f"--buffer-filter-path {self.config.buffer.buffer_filter_path}"
-            where = f"for group {summary.group_index}"
-            raise ValueError(f"{flag}: its key raised {type(error).__name__}: {error}, {where}") from error
-        return rank
-
-    def _enter(self, summary: GroupSummary, rank: Any) -> None:
+    def _enter(self, summary: GroupSummary) -> None:
+        """The group is one of those that may be taken. The key of a Ranking may be the user's own."""
         if isinstance(self.filter, Ranking):
-            self._ranked.add(summary.group_index, rank)
+            try:
+                rank = self.filter.key(summary)
+                _check_rank(rank)
+                self._ranked.add(summary.group_index, rank)  # compares it with others
+            except Exception as error:  # code of the user may raise anything
+                flag = f"--buffer-filter-path {self.config.buffer.buffer_filter_path}"
+                where = f"for group {summary.group_index}"
+                raise ValueError(f"{flag}: its key raised {type(error).__name__}: {error}, {where}") from error
         if summary.oldest_version >= 0:
             self._by_version.add(summary.group_index, summary.oldest_version)
 
@@ -348,3 +342,11 @@ class LedgerBuffer:
 
     def _objects(self, group_indices: list[int]) -> list[Group]:
         return self.payloads.get_many(group_indices)
+
+
+def _check_rank(rank: Any) -> None:
+    """Raise unless it has a place in an order: NaN has none, and what is compared to several values."""
+    for part in rank if isinstance(rank, tuple) else (rank,):
+        bool(part < part)
+        if part != part:
+            raise ValueError(f"{rank!r:.60} has no place in an order")

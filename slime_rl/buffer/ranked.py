@@ -20,9 +20,16 @@ class RankedGroups:
         self._next_ticket = itertools.count()
 
     def add(self, group_index: int, key: Any) -> None:
+        """Whatever comparing the key with others raises, the group is then not added."""
         ticket = next(self._next_ticket)
+        entry = (key, group_index, ticket)
+        try:
+            heapq.heappush(self._heap, entry)
+        except BaseException:
+            self._heap = [other for other in self._heap if other is not entry]
+            heapq.heapify(self._heap)
+            raise
         self._tickets[group_index] = ticket
-        heapq.heappush(self._heap, (key, group_index, ticket))
 
     def discard(self, group_index: int) -> None:
         """Let a group go; one that is not here is no error."""

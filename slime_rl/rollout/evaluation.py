@@ -6,6 +6,7 @@ Production of training samples goes on meanwhile where it is asynchronous; both 
 from __future__ import annotations
 
 import asyncio
+import copy
 import math
 import time
 from collections import Counter
@@ -71,9 +72,9 @@ class EvaluationSet:
                 index=index * n + i,
                 group_index=index,
                 rollout_id=index * n + i,
-                prompt=prompt.prompt,
-                label=prompt.label,
-                metadata=dict(prompt.metadata),
+                prompt=copy.deepcopy(prompt.prompt),
+                label=copy.deepcopy(prompt.label),
+                metadata=copy.deepcopy(prompt.metadata),
             )
             for i in range(n)
         ]

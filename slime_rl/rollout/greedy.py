@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -20,9 +21,9 @@ def bare_sample(group: Group) -> Sample:
         index=first.index,
         group_index=first.group_index,
         rollout_id=first.rollout_id,
-        prompt=first.prompt,
-        label=first.label,
-        metadata=dict(first.metadata),
+        prompt=copy.deepcopy(first.prompt),
+        label=copy.deepcopy(first.label),
+        metadata=copy.deepcopy(first.metadata),
         tokens=first.tokens[: first.prompt_length],
         prompt_length=first.prompt_length,
     )

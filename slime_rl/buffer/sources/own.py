@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from slime_rl.buffer.sources.prompts import check_prompt
 from slime_rl.protocols import PromptSource
 from slime_rl.registry import own_code
 from slime_rl.types import Prompt
@@ -21,7 +22,11 @@ class OwnSource:
 
     def next_prompts(self, num_prompts: int) -> list[tuple[int, Prompt]]:
         with own_code(self._flag, f", asked for {num_prompts} prompts"):
-            return self._source.next_prompts(num_prompts)
+            drawn: Any = self._source.next_prompts(num_prompts)
+        for entry in drawn if isinstance(drawn, list) else ():  # its form is checked where it is used
+            if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[1], Prompt):
+                self._check(entry[1])
+        return drawn
 
     def get(self, source_index: int) -> Prompt:
         """Raises ValueError unless it is the prompt of that row."""
@@ -31,6 +36,7 @@ class OwnSource:
             raise ValueError(f"{self._flag}: get({source_index}) must return a Prompt, got {prompt!r:.80}")
         if prompt.source_index != source_index:
             raise ValueError(f"{self._flag}: get({source_index}) returned the prompt of row {prompt.source_index}")
+        self._check(prompt)
         return prompt
 
     def state_dict(self) -> dict[str, Any]:
@@ -45,9 +51,24 @@ class OwnSource:
         with own_code(self._flag, ", asked for its length"):
             return len(self._source)
 
+    def _check(self, prompt: Prompt) -> None:
+        """Raises ValueError where generation would find no prompt in it."""
+        what = f"{self._flag}: the prompt of row {prompt.source_index!r:.40}"
+        check_prompt(prompt.prompt, what)
+        metadata: Any = prompt.metadata
+        if not isinstance(metadata, dict):
+            raise ValueError(f"{what} must have a dictionary as its metadata, got {metadata!r:.80}")
+
     def _guarded(self, name: str) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
             with own_code(self._flag, f", in {name}"):
-                return getattr(self._source, name)(*arguments)
+                answer: Any = getattr(self._source, name)(*arguments)
+            if name == "skipped_rows" and not _is_count(answer):
+                raise ValueError(f"{self._flag}: skipped_rows must return whole numbers by reason, got {answer!r:.80}")
+            return answer
 
         return call
+
+
+def _is_count(answer: Any) -> bool:
+    return isinstance(answer, dict) and all(type(key) is str and type(n) is int for key, n in answer.items())

@@ -36,7 +36,7 @@ def prompt_from_row(row: dict[str, Any], source_index: int, origin: str, data: D
             if (changed := plain(value, f"{origin}: {key!r:.80}")) is not value:
                 row = {**row, key: changed}
     prompt = row[data.input_key]
-    _check_prompt(prompt, f"{origin}: {data.input_key!r} (--input-key)")
+    check_prompt(prompt, f"{origin}: {data.input_key!r} (--input-key)")
     return LocatedPrompt(
         source_index=source_index,
         prompt=prompt,
@@ -46,7 +46,8 @@ def prompt_from_row(row: dict[str, Any], source_index: int, origin: str, data: D
     )
 
 
-def _check_prompt(prompt: Any, what: str) -> None:
+def check_prompt(prompt: Any, what: str) -> None:
+    """Raise ValueError, beginning with `what`, unless it is text or chat messages that a template can render."""
     if isinstance(prompt, str):
         if not prompt:
             raise ValueError(f"{what} is empty")
@@ -56,6 +57,21 @@ def _check_prompt(prompt: Any, what: str) -> None:
     for number, message in enumerate(prompt):
         if not isinstance(message, dict) or "role" not in message or "content" not in message:
             raise ValueError(f"{what}: message {number} must have 'role' and 'content', got {_shown(message)}")
+        if not isinstance(message["role"], str):
+            raise ValueError(f"{what}: message {number}: 'role' must be text, got {_shown(message['role'])}")
+        if not _is_content(message):
+            raise ValueError(
+                f"{what}: message {number}: 'content' must be text or a list of parts (or null in a message of the "
+                f"assistant), got {_shown(message['content'])}"
+            )
+
+
+def _is_content(message: dict[str, Any]) -> bool:
+    """Templates write other values as they are, a null as 'None'."""
+    content = message["content"]
+    if isinstance(content, list):
+        return all(isinstance(part, dict | str) for part in content)
+    return isinstance(content, str) or (content is None and message["role"] == "assistant")
 
 
 def _label(row: dict[str, Any], origin: str, data: DataConfig) -> Any:
@@ -64,8 +80,8 @@ def _label(row: dict[str, Any], origin: str, data: DataConfig) -> Any:
     label = row.get(data.label_field)
     if label is None and isinstance(row.get("reward_model"), dict):
         label = row["reward_model"].get("ground_truth")
-    if label is None:
-        problem = "is null" if data.label_field in row else "is missing"
+    if label is None or label != label:
+        problem = "is missing" if data.label_field not in row else "is null" if label is None else "is NaN"
         raise ValueError(
             f"{origin}: {data.label_field!r} (--label-key) {problem}; {_keys(row)}; "
             "pass --label-key none for prompts without labels"

@@ -47,6 +47,16 @@ def test_samples_are_numbered_by_group_and_do_not_share_metadata(tmp_path: Path)
     assert groups[0].samples[1].metadata == {}
 
 
+def test_a_label_is_each_sample_s_own(tmp_path: Path) -> None:
+    data = tmp_path / "list.json"
+    data.write_text('[{"prompt": "p", "label": ["a", "b"]}]')
+    buffer = make_buffer(tmp_path, "--prompt-data", str(data))
+    (group,) = buffer.reserve(1)
+    group.samples[0].label.clear()
+    (later,) = buffer.reserve(1)  # the same row in the next epoch
+    assert [group.samples[1].label, later.samples[0].label] == [["a", "b"]] * 2
+
+
 def test_eight_groups_from_three_prompts(tmp_path: Path) -> None:
     assert [g.epoch for g in make_buffer(tmp_path).reserve(8)] == [0, 0, 0, 1, 1, 1, 2, 2]
 
@@ -348,9 +358,19 @@ def test_what_finished_beyond_a_step_trains_in_the_next_ones_also_after_a_resume
 
 BROKEN_KEY = Ranking(lambda summary: 1 / (summary.group_index - 1))
 NO_ORDER = Ranking(lambda summary: {"group": summary.group_index})
+NAN_KEY = Ranking(lambda summary: (float("nan"), 0) if summary.group_index == 1 else (0.0, 0))
+TWO_KINDS = Ranking(lambda summary: "one" if summary.group_index == 1 else summary.group_index)
 
 
-@pytest.mark.parametrize(("name", "error"), [("BROKEN_KEY", "ZeroDivisionError"), ("NO_ORDER", "TypeError")])
+BROKEN_KEYS = [
+    ("BROKEN_KEY", "ZeroDivisionError"),
+    ("NO_ORDER", "TypeError"),
+    ("NAN_KEY", "ValueError: .* has no place in an order"),
+    ("TWO_KINDS", "TypeError: '<' not supported between"),
+]
+
+
+@pytest.mark.parametrize(("name", "error"), BROKEN_KEYS)
 def test_a_ranking_whose_key_fails_is_named_before_the_account_changes(tmp_path: Path, name: str, error: str) -> None:
     buffer = make_buffer(tmp_path, "--buffer-filter-path", f"{__name__}:{name}")
     groups = [fill(group) for group in buffer.reserve(2)]
@@ -358,6 +378,7 @@ def test_a_ranking_whose_key_fails_is_named_before_the_account_changes(tmp_path:
         for group in groups[name == "NO_ORDER" :]:
             buffer.admit(group)
     assert buffer.counts()["reserved"] >= 1
+    make_buffer(tmp_path).load_state_dict(saved(buffer))  # the checkpoint that the ending run writes
     buffer.drop(groups[1], "unranked")
 
 

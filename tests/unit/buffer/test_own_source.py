@@ -85,3 +85,41 @@ def test_optional_methods_are_there_if_the_source_has_them(tmp_path: Path) -> No
     buffer = opened(tmp_path, "Skipping")
     assert buffer.counts()["skipped_rows/odd"] == 3
     assert isinstance(buffer.source, LengthLimited)
+
+
+USER = {"role": "user", "content": "x"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"prompt": None}, "the prompt of row 0 must be text or a list of chat messages, got NoneType None"),
+        ({"prompt": []}, "the prompt of row 0 must be text or a list"),
+        ({"prompt": ""}, "the prompt of row 0 is empty"),
+        ({"prompt": [USER, {**USER, "content": 5}]}, "the prompt of row 0: message 1: 'content' must be text"),
+        ({"metadata": None}, "the prompt of row 0 must have a dictionary as its metadata, got None"),
+        (
+            {"source_index": 1 << 63},
+            r"must give source_index as a whole number >= 0 and < 2\*\*63, got 9223372036854775808",
+        ),
+        ({"source_index": -1}, "must give source_index as a whole number >= 0"),
+        ({"epoch": -1}, "must give epoch as a whole number >= 0"),
+    ],
+)
+def test_a_prompt_that_generation_or_a_checkpoint_could_not_take_is_refused_when_it_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], message: str
+) -> None:
+    fields = {"epoch": 0, "source_index": 0, "prompt": "p", "label": None, "metadata": {}, **changed}
+    epoch = fields.pop("epoch")
+    monkeypatch.setattr(Mine, "next_prompts", lambda self, num_prompts: [(epoch, Prompt(**fields))])
+    buffer = opened(tmp_path)
+    with pytest.raises(ValueError, match=f"--data-source-path test_own_source:Mine:? {message}"):
+        buffer.reserve(1)
+    assert buffer.counts()["reserved"] == 0
+
+
+@pytest.mark.parametrize("wrong", [None, {"bad": "x"}, {3: 1}])
+def test_skipped_rows_must_be_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: Any) -> None:
+    monkeypatch.setattr(Skipping, "skipped_rows", lambda self: wrong)
+    with pytest.raises(ValueError, match="test_own_source:Skipping: skipped_rows must return whole numbers by reason"):
+        opened(tmp_path, "Skipping").counts()
