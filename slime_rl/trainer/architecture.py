@@ -148,4 +148,7 @@ def run_arguments(config: Config, has_te: bool) -> dict[str, Any]:
     arguments |= WITH_TRANSFORMER_ENGINE if has_te else WITHOUT_TRANSFORMER_ENGINE
     if config.model.recompute_activations:
         arguments |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-    return arguments | parse_megatron_args(config.model.megatron_args).transformer
+    given = parse_megatron_args(config.model.megatron_args).transformer
+    if given.get("moe_aux_loss_coeff"):  # the families turn balancing off; who gives its weight wants it
+        arguments["moe_router_load_balancing_type"] = "aux_loss"
+    return arguments | given

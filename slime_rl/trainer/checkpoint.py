@@ -39,6 +39,9 @@ LAYOUT: dict[str, Any] = {
     "non_homogeneous_layers": True,  # every layer under a name of its own, so that one can be read alone
 }
 
+# Of the optimizer's groups: a resumed run follows its own flags. Rate and weight decay follow by the schedule.
+FROM_FLAGS = ("max_lr", "min_lr", "betas", "eps")
+
 
 def save(state: TrainState, path: Path, step: int, extra: dict[str, Any]) -> None:
     """Write the checkpoint into `path`, which is made when missing. Collective; the folder is complete on return."""
@@ -80,7 +83,10 @@ def load(state: TrainState, path: Path) -> dict[str, Any]:
     content = _load(state, _sharded(state, is_loading=True), path)
     for i, model in enumerate(state.models):
         unwrap(model).load_state_dict(content[_model_key(state, i)], strict=False)  # not strict: no _extra_state here
+    from_flags = [{name: group[name] for name in FROM_FLAGS} for group in state.optimizer.param_groups]
     state.optimizer.load_state_dict(content["optimizer"])
+    for group, values in zip(state.optimizer.param_groups, from_flags, strict=True):
+        group.update(values)
     state.scheduler.num_steps = 0  # load_state_dict adds the saved count to it
     state.scheduler.load_state_dict(content["scheduler"])
     _restore_random_state(state, path / f"random_{dist.get_rank()}.pt")

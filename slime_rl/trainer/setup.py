@@ -22,6 +22,7 @@ from slime_rl.trainer.model import build_models, freeze, prepare_shared_prompts
 from slime_rl.trainer.optimizer import make_optimizer, make_scheduler, wrap_ddp
 from slime_rl.trainer.plugins import MODEL_CONVERSION
 from slime_rl.trainer.reference import ReferenceWeights
+from slime_rl.trainer.router_losses import RouterLosses
 from slime_rl.trainer.state import TrainState
 from slime_rl.trainer.value_head import attach_value_head
 
@@ -100,6 +101,7 @@ def _assemble(
         head=head,
         hidden_size=architecture.config.hidden_size,
         vocab_size=architecture.vocab_size,
+        router_losses=RouterLosses(architecture.config),
         shares_prompts=shares_prompts,
     )
 

@@ -13,6 +13,7 @@ from slime_rl.observability.trace import NO_TRACE, Trace
 from slime_rl.trainer.distributed import Layout
 from slime_rl.trainer.forward import TokenHead
 from slime_rl.trainer.reference import ReferenceWeights
+from slime_rl.trainer.router_losses import RouterLosses
 
 if TYPE_CHECKING:
     from slime_rl.trainer.token_log import TokenLog
@@ -31,6 +32,7 @@ class TrainState:
     head: TokenHead
     hidden_size: int
     vocab_size: int
+    router_losses: RouterLosses
     shares_prompts: bool  # a prompt of several samples is computed once, see trainer.shared_prompts
     reference: ReferenceWeights | None = None
     teacher: ReferenceWeights | None = None

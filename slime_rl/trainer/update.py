@@ -84,6 +84,7 @@ def forward_backward(
 ) -> tuple[list[MicroBatchResult], int]:
     """(results on the last pipeline stage, number of micro-batches); leaves the summed gradients in the buffers."""
     micro_batches = make_micro_batches(state, shard, rows)
+    state.router_losses.weigh(micro_batches, state.layout, state.sequence_parallel, state.device)
     optim.zero_grad(state.models, state.optimizer)
     return run(state.models, micro_batches, loss_fn, state.head, backward=True), len(micro_batches)
 

@@ -121,6 +121,32 @@ def test_router_losses_count_every_token_of_every_sample(tmp_path: Path, flags: 
         assert not worker.state.shares_prompts
 
 
+@pytest.mark.parametrize(("name", "cap"), [("aux", "100000"), ("z", "100000"), ("z", "96")])
+def test_router_losses_are_those_of_transformers_whatever_the_number_of_tokens(
+    tmp_path: Path, name: str, cap: str
+) -> None:
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
+
+    model = make_checkpoint(tmp_path / "hf", "qwen3_moe", num_hidden_layers=2)
+    batch, gradients = make_batch(), []
+    for coefficient in ("0", "0.01"):
+        flags = ["--lr", "0", "--clip-grad", "0", "--no-share-prompts", "--max-tokens-per-worker", cap]
+        flags += [f"--megatron-moe-{name}-loss-coeff", coefficient]
+        with open_worker(make_config(tmp_path / "hf", *flags)) as worker:
+            worker.train(0, batch)
+            named = worker.state.models[0].named_parameters()
+            gradients.append(torch.stack([p.main_grad.clone() for n, p in named if n.endswith("router.weight")]))
+    sequences = [torch.tensor(tokens)[None] for tokens in batch.ragged("tokens").to_list()]
+    logits = [model(tokens, output_router_logits=True).router_logits for tokens in sequences]
+    layers = [torch.cat([of_sample[i].flatten(0, -2) for of_sample in logits]) for i in range(2)]
+    z = torch.stack([torch.logsumexp(layer, -1).square().mean() for layer in layers]).sum()
+    # Theirs sums over the 2 chosen experts.
+    aux = torch.stack([torch.as_tensor(load_balancing_loss_func((layer,), 4, 2)) / 2 for layer in layers]).sum()
+    gates = [p for n, p in model.named_parameters() if n.endswith("mlp.gate.weight")]
+    expected = 0.01 * torch.stack(torch.autograd.grad(z if name == "z" else aux, gates))
+    assert (gradients[1] - gradients[0] - expected).norm() < 1e-4 * expected.norm()
+
+
 def test_supervised_loss_is_the_mean_negative_log_likelihood(model_path: Path) -> None:
     batch = make_batch(groups=6, samples=1)
     with open_worker(make_config(model_path, "--loss", "sft", groups=6, samples=1)) as worker:
@@ -342,6 +368,25 @@ def test_background_save_holds_the_weights_of_its_moment_and_resumes_exactly(mod
         resumed = [worker.train(step, batches[step]) for step in (1, 2)]
     for name in ("train/loss", "train/grad_norm", "train/lr"):
         assert [m[name] for m in resumed] == [m[name] for m in whole]
+
+
+def test_a_resumed_run_follows_its_own_optimizer_flags(model_path: Path, tmp_path: Path) -> None:
+    def group_after(steps: list[int], *flags: str, load: bool = False) -> dict[str, Any]:
+        schedule = ["--num-steps", "10", "--lr-decay-style", "linear"]
+        with open_worker(make_config(model_path, *schedule, *flags)) as worker:
+            if load:
+                worker.load(tmp_path)
+            for step in steps:
+                worker.train(step, make_batch(step))
+            if not load:
+                worker.save(tmp_path, 1, {})
+            return {name: value for name, value in worker.state.optimizer.param_groups[0].items() if name != "params"}
+
+    changed = ["--lr", "1e-4", "--min-lr", "1e-5", "--weight-decay", "0.3"]
+    changed += ["--adam-beta1", "0.8", "--adam-beta2", "0.9", "--adam-eps", "1e-6"]
+    expected = group_after([0, 1], *changed)  # as if they had been its flags all along
+    group_after([0], "--lr", "1e-3", "--weight-decay", "0.1")
+    assert group_after([1], *changed, load=True) == expected
 
 
 def test_weights_alone_are_taken_from_a_checkpoint(model_path: Path, tmp_path: Path) -> None:
