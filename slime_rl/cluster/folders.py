@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 from slime_rl.config import Config
+from slime_rl.config.checks import data_path
 
 
 def check_folders(config: Config) -> None:
@@ -99,6 +100,6 @@ def _inputs(config: Config) -> dict[str, Path]:
     specs |= {f"--eval-prompt-data {name}": spec for name, spec in config.evaluation.datasets}
     for flag, spec in specs.items():
         for part in spec.split(","):
-            path = part.strip().split("@")[0]
+            path = data_path(part)
             others[flag if spec == part else f"{flag} {path}"] = path
     return found | {flag: Path(path) for flag, path in others.items() if path}

@@ -5,8 +5,12 @@ from __future__ import annotations
 import glob
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
+
+# One part of a comma-separated data spec: FILE[@[start:stop]][@WEIGHT]; an @ elsewhere belongs to the name.
+DATA_PART = re.compile(r"^(?P<path>.+?)(?:@\[(?P<slice>[^\]]*)\])?(?:@(?P<weight>[0-9.eE+-]+))?$")
 
 
 def check(condition: bool, flag: str, rule: str, value: Any) -> None:
@@ -64,5 +68,11 @@ def read_text(flag: str, path: str | Path) -> str:
 def check_data_files(flag: str, spec: str) -> None:
     """Every part of a comma-separated data spec is there: a file, a folder or a glob that matches something."""
     for part in spec.split(","):
-        path = part.strip().split("@")[0]
+        path = data_path(part)
         check(Path(path).exists() or bool(glob.glob(path, recursive=True)), flag, "must be a file that exists", path)
+
+
+def data_path(part: str) -> str:
+    """The file, folder or glob that a part of a data spec names."""
+    match = DATA_PART.match(part.strip())
+    return "" if match is None else match["path"]

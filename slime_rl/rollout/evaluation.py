@@ -30,8 +30,9 @@ class EvaluationSet:
 
     def __init__(self, config: Config, name: str, path: str, encode: Callable[[Prompt], list[int]]) -> None:
         self.config = for_evaluation(config, name)
-        rows = read_prompts(path, self.config.data)
-        self.prompts = check_prompt_lengths(rows, encode, config.sampling.max_prompt_len, config.data.long_prompt)
+        data, most = self.config.data, config.sampling.max_prompt_len
+        rows = read_prompts(path, data)
+        self.prompts = check_prompt_lengths(rows, encode, most, data.long_prompt, data.bad_rows)
         self.runner = GroupRunner(self.config)
         requests = self.config.rollout.rollout_concurrency * self.config.cluster.rollout_num_engines
         # Enough to keep the engines busy; all at once would count their waiting for each other as --group-timeout-s.

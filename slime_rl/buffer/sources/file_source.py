@@ -17,14 +17,16 @@ import numpy as np
 from slime_rl.buffer.policies import CURRICULA
 from slime_rl.buffer.ranges import to_ranges
 from slime_rl.buffer.sources.fingerprint import describe, fingerprint
-from slime_rl.buffer.sources.order import epoch_order
-from slime_rl.buffer.sources.prompts import LocatedPrompt, prompt_length_problem
-from slime_rl.buffer.sources.table import MOST_FURTHER, SKIP_HINT, PromptTable
+from slime_rl.buffer.sources.order import epoch_order, weighted_size
+from slime_rl.buffer.sources.prompts import SKIP_HINT, LocatedPrompt, UnrenderedError, prompt_length_problem
+from slime_rl.buffer.sources.table import MOST_FURTHER, PromptTable
 from slime_rl.config import Config
 from slime_rl.registry import own_code
 from slime_rl.types import Prompt
 
 log = logging.getLogger(__name__)
+
+_MOST_ROWS = 1 << 31  # of a file in an epoch: 16 GiB of row numbers
 
 
 class _Row(IntEnum):
@@ -49,6 +51,7 @@ class FilePromptSource:
             raise ValueError("--prompt-data is needed with --data-source-path file")
         self.config = config
         self.table = PromptTable(config.data.prompt_data, config.data)
+        _check_epoch(self.table)
         self.fingerprint = fingerprint(self.table.files)
         self._encode: Callable[[Prompt], Sequence[int]] | None = None
         self._rows = np.zeros(len(self.table), dtype=np.int8)  # of _Row
@@ -73,20 +76,19 @@ class FilePromptSource:
             raise ValueError("limit_lengths must be called before prompts are drawn")
         self._encode = encode
         good = (self._rows == _Row.GOOD).nonzero()[0]
-        problem = None
+        problem, num_left_out = "", 0
         for index in good:
-            found = self._length_problem(self.table.get(int(index)))
+            found = self._unusable(self.table.get(int(index)))
             if found is not None:
-                problem = found
-                self._rows[index] = _Row.LONG
-                self._num_long += 1
-        if self._num_long == len(good):
+                problem, num_left_out = found[1], num_left_out + 1
+                self._mark(int(index), found[0])
+        if num_left_out == len(good):
             problem = self._look_further(problem)
-        if self._num_long:
-            log.warning("--prompt-data: left out %d long prompts; the last: %s", self._num_long, problem)
+        if num_left_out:
+            log.warning("--prompt-data: left out %d prompts; the last: %s", num_left_out, problem)
             self._begin(0)  # a curriculum is not shown them
 
-    def _look_further(self, problem: str | None) -> str | None:
+    def _look_further(self, problem: str) -> str:
         """Judge rows that were not checked until one is good; returns the problem of the last one before it."""
         for row in (self._rows == _Row.UNSEEN).nonzero()[0][:MOST_FURTHER]:
             found = self._judge(int(row))
@@ -95,7 +97,7 @@ class FilePromptSource:
             problem = found
         seen = int((self._rows != _Row.UNSEEN).sum())
         rows = "" if seen == len(self.table) else f" among the first {seen} rows of {len(self.table)}"
-        raise ValueError(f"--long-prompt skip leaves no prompt at all{rows}; the last one: {problem}")
+        raise ValueError(f"--long-prompt or --bad-rows skip leaves no prompt at all{rows}; the last one: {problem}")
 
     def next_prompts(self, num_prompts: int) -> list[tuple[int, Prompt]]:
         """The next prompts as (epoch, prompt), going on to the next epoch when one ends.
@@ -158,23 +160,32 @@ class FilePromptSource:
         except ValueError as error:
             if self.config.data.bad_rows == "error":
                 raise ValueError(f"{error} ({SKIP_HINT})") from error
-            self._num_bad += 1
-            self._rows[row] = _Row.BAD
+            self._mark(row, _Row.BAD)
             return str(error)
         if self._rows[row] == _Row.UNSEEN:
-            problem = self._length_problem(prompt)
-            self._rows[row] = _Row.GOOD if problem is None else _Row.LONG
-            if problem is not None:
-                self._num_long += 1
-                return problem
+            found = self._unusable(prompt)
+            self._mark(row, _Row.GOOD if found is None else found[0])
+            if found is not None:
+                return found[1]
         return prompt
 
-    def _length_problem(self, prompt: LocatedPrompt) -> str | None:
-        """What is wrong with the length of a prompt; raises it with --long-prompt error."""
+    def _mark(self, row: int, kind: _Row) -> None:
+        self._rows[row] = kind
+        self._num_bad += kind is _Row.BAD
+        self._num_long += kind is _Row.LONG
+
+    def _unusable(self, prompt: LocatedPrompt) -> tuple[_Row, str] | None:
+        """Why a prompt cannot be used as it is rendered. Raises ValueError where that is an error."""
         if self._encode is None:
             return None
         policy = self.config.data.long_prompt
-        return prompt_length_problem(prompt, self._encode, self.config.sampling.max_prompt_len, policy)
+        try:
+            problem = prompt_length_problem(prompt, self._encode, self.config.sampling.max_prompt_len, policy)
+        except UnrenderedError as error:
+            if self.config.data.bad_rows == "error":
+                raise ValueError(f"{error} ({SKIP_HINT})") from error
+            return _Row.BAD, str(error)
+        return None if problem is None else (_Row.LONG, problem)
 
     def _begin(self, epoch: int) -> None:
         """Go to the start of an epoch."""
@@ -261,3 +272,10 @@ class FilePromptSource:
 
 def _hash(order: np.ndarray) -> int:
     return zlib.crc32(np.ascontiguousarray(order).data)
+
+
+def _check_epoch(table: PromptTable) -> None:
+    """Raise ValueError for weights by which an epoch, whose order is kept in memory, has no end."""
+    for file, size in zip(table.files, table.sizes, strict=True):
+        if (rows := weighted_size(size, file.weight)) > _MOST_ROWS:
+            raise ValueError(f"--prompt-data: {file} has a weight by which an epoch has {rows:,} rows of it")

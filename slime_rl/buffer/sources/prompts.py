@@ -13,6 +13,7 @@ from slime_rl.types import Prompt
 # Columns with these names are carried along in the metadata, as rewards, tools and generate functions expect them:
 # verl's, tools, and the payload of multimodal prompts.
 CARRIED = ("data_source", "extra_info", "ability", "agent_name", "tools", "images", "videos", "audios")
+SKIP_HINT = "--bad-rows skip leaves such rows out"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +21,10 @@ class LocatedPrompt(Prompt):
     """A prompt that knows where it was read, for messages to the user."""
 
     origin: str  # file:line
+
+
+class UnrenderedError(ValueError):
+    """A prompt that cannot be rendered: a bad row."""
 
 
 def prompt_from_row(row: dict[str, Any], source_index: int, origin: str, data: DataConfig) -> LocatedPrompt:
@@ -110,28 +115,43 @@ def check_prompt_lengths(
     encode: Callable[[Prompt], Sequence[int]],
     max_prompt_len: int,
     policy: Literal["error", "skip"],
+    bad_rows: Literal["error", "skip"] = "error",
 ) -> list[Prompt]:
     """The prompts of at most `max_prompt_len` tokens, as `encode` renders them.
 
     Raises:
-        ValueError: a longer one with policy "error", or nothing left with "skip"; names file:line and the length.
+        ValueError: a longer one with policy "error", one that cannot be rendered with bad_rows "error", or nothing left
+            with "skip"; names file:line and the length.
     """
-    problems = [prompt_length_problem(prompt, encode, max_prompt_len, policy) for prompt in prompts]
+    problems: list[str | None] = []
+    for prompt in prompts:
+        try:
+            problems.append(prompt_length_problem(prompt, encode, max_prompt_len, policy))
+        except UnrenderedError as error:
+            if bad_rows == "error":
+                raise ValueError(f"{error} ({SKIP_HINT})") from error
+            problems.append(str(error))
     kept = [prompt for prompt, problem in zip(prompts, problems, strict=True) if problem is None]
     if prompts and not kept:
-        raise ValueError(f"--long-prompt skip leaves no prompt at all; the last one: {problems[-1]}")
+        raise ValueError(f"--long-prompt or --bad-rows skip leaves no prompt at all; the last one: {problems[-1]}")
     return kept
 
 
 def prompt_length_problem(
     prompt: Prompt, encode: Callable[[Prompt], Sequence[int]], max_prompt_len: int, policy: Literal["error", "skip"]
 ) -> str | None:
-    """None for a prompt of at most `max_prompt_len` tokens, else what is wrong; raises it with policy "error"."""
+    """None for a prompt of at most `max_prompt_len` tokens, else what is wrong; raises it with policy "error".
+
+    Raises:
+        UnrenderedError: the chat template or the tools reject it; names file:line.
+        ValueError: also where a flag leaves no way to render it.
+    """
     where = prompt.origin if isinstance(prompt, LocatedPrompt) else f"prompt {prompt.source_index}"
     try:
         length = len(encode(prompt))
     except ValueError as error:
-        raise ValueError(f"{where}: {error}") from error
+        kind = ValueError if str(error).startswith("--") else UnrenderedError  # a flag that fits no row
+        raise kind(f"{where}: {error}") from error
     if length <= max_prompt_len:
         return None
     problem = f"{where}: the prompt has {length} tokens, over --max-prompt-len {max_prompt_len}"

@@ -7,10 +7,11 @@ import json
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-_SUFFIXES = re.compile(r"^(?P<path>.+?)(?:@\[(?P<slice>[^\]]*)\])?(?:@(?P<weight>[0-9.eE+-]+))?$")
+from slime_rl.config.checks import DATA_PART
+
 SUPPORTED = (".jsonl", ".json", ".parquet", ".csv", ".arrow", ".yaml", ".yml")
 # Files that a Hugging Face datasets folder has beside its data.
 _NOT_DATA = {"dataset_info.json", "dataset_infos.json", "state.json", "dataset_dict.json"}
@@ -28,6 +29,7 @@ class DataFile:
     start: int | None = None
     stop: int | None = None
     weight: float = 1.0
+    part: str = field(default="", compare=False)  # of the spec that named it, perhaps with others
 
     def __str__(self) -> str:
         """As it is written in a data spec."""
@@ -44,12 +46,12 @@ def parse_data_spec(spec: str, flag: str = "--prompt-data") -> list[DataFile]:
     """
     files: list[DataFile] = []
     for part in (piece.strip() for piece in spec.split(",")):
-        match = _SUFFIXES.match(part)
+        match = DATA_PART.match(part)
         if match is None:
             raise ValueError(f"{flag}: an empty file name in {spec!r}")
         start, stop = _parse_slice(match["slice"], part, flag)
         weight = 1.0 if match["weight"] is None else _parse_weight(match["weight"], part, flag)
-        files += [DataFile(path, start, stop, weight) for path in _expand(match["path"], flag)]
+        files += [DataFile(path, start, stop, weight, part) for path in _expand(match["path"], flag)]
     return files
 
 

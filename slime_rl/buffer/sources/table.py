@@ -10,7 +10,7 @@ from bisect import bisect_right
 
 import numpy as np
 
-from slime_rl.buffer.sources.prompts import LocatedPrompt, prompt_from_row
+from slime_rl.buffer.sources.prompts import SKIP_HINT, LocatedPrompt, prompt_from_row
 from slime_rl.buffer.sources.rows import RowFile, open_rows
 from slime_rl.buffer.sources.spec import DataFile, parse_data_spec
 from slime_rl.config import DataConfig
@@ -21,7 +21,6 @@ log = logging.getLogger(__name__)
 # Where every row that is checked at the start is bad or too long, and skipped, this many more are looked at for one
 # that can be used: a wrong key is told after seconds, not after a pass over a whole corpus.
 MOST_FURTHER = 100_000
-SKIP_HINT = "--bad-rows skip leaves such rows out"
 
 
 class PromptTable:
@@ -40,9 +39,21 @@ class PromptTable:
         if len(self) == 0:
             looked = (f"{file} (of {len(rows)} rows)" for file, rows in zip(self.files, self._rows, strict=True))
             raise ValueError(f"{flag}: no rows in {', '.join(looked)}")
+        self._check_parts()
 
     def __len__(self) -> int:
         return self._firsts[-1]
+
+    def _check_parts(self) -> None:
+        """Raise ValueError where a slice leaves no row of what it is a slice of: a mixture would silently lack it."""
+        sizes: dict[str, int] = {}
+        for file, size in zip(self.files, self.sizes, strict=True):
+            sizes[file.part] = sizes.get(file.part, 0) + size
+        for file, rows, size in zip(self.files, self._rows, self.sizes, strict=True):
+            if size == 0 and len(rows) > 0 and sizes[file.part] == 0:
+                raise ValueError(f"{self.flag}: {file} has no rows: the file has {len(rows)}")
+            if size == 0:
+                log.warning("%s: %s has no rows", self.flag, file)
 
     def get(self, source_index: int) -> LocatedPrompt:
         """One prompt. Raises ValueError naming file:line when its row is bad."""
