@@ -29,17 +29,29 @@ class RolloutDumps:
         """Steps that are there, rising."""
         if not self.folder.is_dir():
             return []
-        return sorted(int(match[1]) for path in self.folder.iterdir() if (match := _NAME.fullmatch(path.name)))
+        names = (path.name for path in self.folder.iterdir() if path.is_file())
+        return sorted(int(match[1]) for name in names if (match := _NAME.fullmatch(name)))
 
     def path(self, step: int) -> Path:
         return self.folder / f"step_{step:08d}.safetensors"
 
     def write(self, step: int, groups: Sequence[Group]) -> None:
-        """One file, whole or not at all; one that exists is replaced."""
+        """One file, whole or not at all; one that exists is replaced.
+
+        Raises:
+            ValueError: there is no room, or the folder cannot be written to; names it.
+        """
         from slime_rl.buffer.packed import PackedGroups  # torch: the driver only looks which steps are there
 
-        self.folder.mkdir(parents=True, exist_ok=True)
-        PackedGroups.pack(groups).save(self.path(step))
+        packed = PackedGroups.pack(groups)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            packed.save(self.path(step))
+        except OSError as error:
+            raise ValueError(
+                f"--dump-rollouts {self.folder}: cannot write {packed.nbytes} bytes of step {step}: {error}; make "
+                "room, or give a folder that can be written to"
+            ) from error
 
     def read(self, step: int) -> list[Group]:
         """The groups of `step`, equal to what was written.
@@ -84,6 +96,8 @@ def open_dumps(config: Config) -> RolloutDumps | None:
 def check_dump_folder(config: Config) -> None:
     """Raise ValueError when --dump-rollouts would overwrite another run's dumps unasked."""
     folder = config.rollout.dump_rollouts
+    if folder is not None and Path(folder).exists() and not Path(folder).is_dir():
+        raise ValueError(f"--dump-rollouts must be a folder, got {folder!r}")
     if folder is None or config.logging.overwrite or _continues(config):
         return
     if steps := RolloutDumps(Path(folder)).steps():
@@ -150,6 +164,8 @@ class DumpedBuffer:
             raise ValueError(
                 f"{self.dumps.path(step)} holds {len(groups)} groups, but --rollout-batch-size is {num_groups}"
             )
+        if empty := [group.group_index for group in groups if not group.samples]:
+            raise ValueError(f"{self.dumps.path(step)}: the groups {empty[:5]} have no samples, so they cannot train")
         highest = max(max(sample.tokens, default=-1) for group in groups for sample in group.samples)
         if self._vocab_size is not None and highest >= self._vocab_size:
             raise ValueError(

@@ -149,3 +149,27 @@ def test_a_dumped_step_is_committed_once_and_forgotten_when_the_run_goes_back(tm
     buffer.take(1, 2)
     buffer.load_state_dict(buffer.state_dict())
     assert buffer.counts()["admitted"] == 0
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ValueError, match=r"--dump-rollouts must be a folder, got '.*/file'"):
+        open_dumps(make_config(tmp_path, *SIZES, "--dump-rollouts", str(tmp_path / "file")))
+
+    def full(self: PackedGroups, path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(PackedGroups, "save", full)
+    with pytest.raises(
+        ValueError, match=r"--dump-rollouts .*/dumps: cannot write \d+ bytes of step 0: .*No space left"
+    ):
+        dump_steps(tmp_path, tmp_path / "dumps", 1)
+
+
+def test_dumped_groups_without_samples_and_folders_of_a_step_s_name_are_named(tmp_path: Path) -> None:
+    (groups,) = dump_steps(tmp_path, tmp_path / "dumps", 1)
+    (tmp_path / "dumps" / "step_00000001.safetensors").mkdir()
+    assert RolloutDumps(tmp_path / "dumps").steps() == [0]
+    RolloutDumps(tmp_path / "dumps").write(0, [replace(group, samples=[]) for group in groups])
+    with pytest.raises(ValueError, match=r"step_00000000.safetensors: the groups \[0, 1\] have no samples"):
+        DumpedBuffer(replaying(tmp_path, tmp_path / "dumps", "--num-steps", "1")).take(0, 2)
