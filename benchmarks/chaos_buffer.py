@@ -191,7 +191,7 @@ class Driver:
         config = self.config
         serve(config, start)
         production: Any
-        if config.asynchrony.fully_async:
+        if config.asynchrony.is_continuous:
             production = ContinuousProduction(config, self.buffer, start)
         else:
             production = SteppedProduction(config, self.buffer, group_loop, start)

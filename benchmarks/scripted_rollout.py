@@ -166,7 +166,7 @@ class ScriptedRun:
         try:
             with use_runtime(RolloutRuntime(client=self.client, tokenizer=CharTokenizer())):
                 production: Any
-                if self.config.asynchrony.fully_async:
+                if self.config.asynchrony.is_continuous:
                     production = ContinuousProduction(self.config, self.buffer, start)
                 else:
                     production = SteppedProduction(self.config, self.buffer, group_loop, start)

@@ -33,18 +33,25 @@ class DataBuffer(Protocol):
         ...
 
     def requeue(self, group: Group) -> None:
-        """reserved -> waiting: generation was interrupted; tokens already in the samples are kept."""
+        """reserved -> waiting: generation was interrupted; tokens already in the samples are kept.
+
+        One without a response token is reserved again as it was at first: its prompt from the source, and
+        --n-samples-per-prompt samples, whatever a generate function has made of them.
+        """
         ...
 
     def drop(self, group: Group, reason: str) -> None:
         """reserved -> dropped(reason); counted under its reason."""
         ...
 
-    def expire(self, min_version: int, action: Literal["drop", "requeue"]) -> int:
-        """Let go of generated groups with a token sampled before weight version `min_version`; returns how many.
+    def expire(self, min_version: int, action: Literal["drop", "requeue", "mask"]) -> tuple[int, int]:
+        """Let go of generated groups with a token of the loss sampled before weight version `min_version`.
 
         drop: generated -> dropped("stale"). requeue: generated -> waiting without tokens, counted as requeued/stale;
-        a group that has had --max-group-attempts is dropped all the same.
+        a group that has had --max-group-attempts is dropped all the same. mask: as requeue, but only those groups that
+        have no younger token.
+
+        Returns how many, and how many tokens of the loss (1 in the loss mask) they had.
         """
         ...
 

@@ -138,7 +138,7 @@ class Run:
         """Whether training goes on while an evaluation runs: it may, where steps may train on older weights' tokens and
         the engines do not take turns with the trainer."""
         options = self.config.asynchrony
-        return options.fully_async and options.max_staleness > 0 and not self.config.cluster.colocate
+        return options.is_continuous and not self.config.cluster.colocate
 
 
 def train(run: Run) -> int:

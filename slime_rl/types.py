@@ -62,6 +62,11 @@ class Sample:
         return len(self.loss_mask)
 
     @property
+    def num_trained_tokens(self) -> int:
+        """Response tokens in the loss."""
+        return self.loss_mask.count(1)
+
+    @property
     def response_tokens(self) -> list[int]:
         return self.tokens[self.prompt_length :]
 
@@ -122,29 +127,47 @@ class Group:
     replays: int = 0  # how often it has trained before (--replay-groups)
 
     def leave_out(self, reasons: dict[int, str]) -> int:
-        """Take samples out, given as position -> reason; they count under it. Returns their response tokens."""
+        """Take samples out, given as position -> reason; they count under it. Returns the tokens of their loss."""
         for reason in reasons.values():
             self.left_out[reason] = self.left_out.get(reason, 0) + 1
-        tokens = sum(self.samples[i].response_length for i in reasons)
+        tokens = sum(self.samples[i].num_trained_tokens for i in reasons)
         self.samples = [sample for i, sample in enumerate(self.samples) if i not in reasons]
+        return tokens
+
+    def reset(self) -> int:
+        """Let go of all that was generated, so that a buffer begins it anew. Returns the tokens of the loss."""
+        tokens = self.num_trained_tokens
+        for sample in self.samples:
+            sample.clear_response()
+        self.left_out = {}
         return tokens
 
     @property
     def oldest_version(self) -> int | None:
         """Lowest weight version that sampled a token of the group's loss; None before generation."""
-        lowest = [oldest for sample in self.samples if (oldest := _oldest_in_loss(sample)) is not None]
-        return min(lowest, default=None)
+        return min((span[0] for sample in self.samples if (span := _versions_in_loss(sample))), default=None)
+
+    @property
+    def newest_version(self) -> int | None:
+        """Highest weight version that sampled a token of the group's loss; None before generation."""
+        return max((span[1] for sample in self.samples if (span := _versions_in_loss(sample))), default=None)
+
+    @property
+    def num_trained_tokens(self) -> int:
+        """Response tokens in the group's loss."""
+        return sum(sample.num_trained_tokens for sample in self.samples)
 
 
-def _oldest_in_loss(sample: Sample) -> int | None:
+def _versions_in_loss(sample: Sample) -> tuple[int, int] | None:
+    """The lowest and the highest version that sampled a token of the sample's loss."""
     versions, mask = sample.weight_versions, sample.loss_mask
     # Nearly always the versions are one and all tokens train, and counting takes a tenth of a look at each.
     is_one = bool(versions) and versions.count(versions[0]) == len(versions)
     lowest = versions[0] if is_one else min(versions, default=-1)
     if lowest >= 0 and mask.count(1) == len(mask):
-        return lowest
-    pairs = zip(versions, mask, strict=True)
-    return min((version for version, trained in pairs if trained and version >= 0), default=None)
+        return lowest, lowest if is_one else max(versions)
+    trained = [version for version, kept in zip(versions, mask, strict=True) if kept and version >= 0]
+    return (min(trained), max(trained)) if trained else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -164,6 +164,7 @@ def requeued_groups_come_first_and_keep_their_tokens(make: MakeBuffer) -> None:
     groups = buffer.reserve(4)
     partial = fill(groups[2], num_tokens=1)
     tokens = [list(sample.tokens) for sample in partial.samples]
+    groups[3].samples *= 2  # as a generate function may
     for group in (groups[3], partial, groups[0]):
         buffer.requeue(group)
     expect(buffer.counts().get("waiting") == 3, "counts() has 3 under 'waiting'", buffer.counts())
@@ -171,6 +172,7 @@ def requeued_groups_come_first_and_keep_their_tokens(make: MakeBuffer) -> None:
     wanted = [groups[i].group_index for i in (0, 2, 3)]
     expect(indices(again)[:3] == wanted, f"requeued groups come first, lowest index first: {wanted}", indices(again))
     expect(again[3].group_index not in indices(groups), "then a new one", indices(again))
+    expect(len(again[2].samples) == GROUP_SIZE, "a group without tokens has its first samples", again[2])
     kept = [sample.tokens for sample in again[1].samples]
     expect(kept == tokens, "tokens of an interrupted group are kept", kept)
 
@@ -186,25 +188,28 @@ def counts_drops_by_reason_and_forgets_the_group(make: MakeBuffer) -> None:
 
 
 def lets_go_of_groups_that_are_too_old(make: MakeBuffer) -> None:
-    cases: list[tuple[Literal["drop", "requeue"], str, str]] = [
+    cases: list[tuple[Literal["drop", "requeue", "mask"], str, str]] = [
         ("drop", "dropped", "dropped/stale"),
         ("requeue", "waiting", "requeued/stale"),
+        ("mask", "waiting", "requeued/stale"),
     ]
     for action, state, counter in cases:
         buffer = make()
         for number, group in enumerate(buffer.reserve(4)):
             fill(group)
             for sample in group.samples:
-                sample.weight_versions[0] = number
+                old = sample.response_length if action == "mask" and number < 2 else 1
+                sample.weight_versions[:old] = [0 if action == "mask" else number] * old
             group.attempts = 2
             buffer.admit(group)
-        expect(buffer.expire(0, action) == 0, "nothing is older than version 0", buffer.counts())
-        expect(buffer.expire(2, action) == 2, "expire(2) lets go of versions 0 and 1", buffer.counts())
+        gone = buffer.expire(0, action), buffer.expire(2, action)
+        expect(gone[0] == (0, 0), "nothing is older than version 0", gone[0])
+        expect(gone[1] == (2, 15), "expire(2) lets go of groups 0 and 1 with 15 tokens", gone[1])
         counts = {name: buffer.counts().get(name) for name in (state, counter, "generated")}
         expect(counts == {state: 2, counter: 2, "generated": 2}, f"they are {state}, under {counter}", counts)
         expect(indices(buffer.take(0, 2)) == [2, 3], "the others train", buffer.counts())
         again = buffer.reserve(2)
-        if action == "requeue":
+        if action != "drop":
             expect(indices(again) == [0, 1], "requeued groups come first", again)
             expect(not any(s.response_length for g in again for s in g.samples), "without their old tokens", again)
             expect([group.attempts for group in again] == [2, 2], "their attempts still count", again)

@@ -155,8 +155,8 @@ class DumpedBuffer:
     def drop(self, group: Group, reason: str) -> None:
         self.reserve(0)
 
-    def expire(self, min_version: int, action: Literal["drop", "requeue"]) -> int:
-        return 0  # the dumping run has trained on them: they were not too old
+    def expire(self, min_version: int, action: Literal["drop", "requeue", "mask"]) -> tuple[int, int]:
+        return 0, 0  # the dumping run has trained on them: they were not too old
 
     def take(self, step: int, num_groups: int) -> list[Group]:
         groups = self.dumps.read(step)

@@ -94,7 +94,7 @@ def distinct(config: Config, group: list[Sample]) -> list[str | None]:
 def filter_samples(config: Config, sample_filter: SampleFilter, group: Group) -> tuple[str | None, int]:
     """Take out of `group` what the filter does not let train.
 
-    Returns (None, or the reason to drop the group because no sample is left; response tokens that will not train).
+    Returns (None, or the reason to drop the group because no sample is left; tokens of the loss that will not train).
 
     Raises:
         ValueError: the filter raised, changed the samples, or returned something else than it must.
@@ -110,7 +110,7 @@ def filter_samples(config: Config, sample_filter: SampleFilter, group: Group) ->
     reasons = {i: reason for i, reason in enumerate(answer) if reason is not None}
     if len(reasons) == len(group.samples):
         different = sorted(set(reasons.values()))
-        tokens = sum(sample.response_length for sample in group.samples)
+        tokens = sum(sample.num_trained_tokens for sample in group.samples)
         return different[0] if len(different) == 1 else "no_sample_left", tokens
     return None, group.leave_out(reasons)
 

@@ -55,7 +55,9 @@ class LedgerBuffer:
         self.replay = ReplayPool(config)
         self._records: dict[int, _Record] = {}
         self._ranked = RankedGroups()  # the generated groups, when the filter is a Ranking
-        self._by_version = RankedGroups()  # the generated groups that a model sampled, oldest token first
+        self._by_oldest = RankedGroups()  # the generated groups that a model sampled, oldest token first
+        self._by_newest = RankedGroups()  # the same by their newest token
+        self._num_tokens: dict[int, int] = {}  # of the loss, of generated groups
         self._per_group, self._first_index = config.train.n_samples_per_prompt, 0  # numbers samples, see `_group`
         self._promised: dict[int, list[int]] = {}  # step -> groups that it had taken when the state was saved
 
@@ -83,7 +85,7 @@ class LedgerBuffer:
             raise ValueError(f"group {group.group_index} has no samples, so it cannot train")
         nbytes, summary = check_and_weigh(group), summarise(group)
         self.ledger.check_generate(group.group_index)
-        self._enter(summary)  # first, as it asks the user's code for a rank
+        self._enter(group, summary)  # first, as it asks the user's code for a rank
         self.ledger.generate(group.group_index)
         self._count_attempts(group)
         self.payloads.put(group, nbytes)
@@ -103,10 +105,11 @@ class LedgerBuffer:
         self._leave(group.group_index)
         self._release(group.group_index)
 
-    def expire(self, min_version: int, action: Literal["drop", "requeue"]) -> int:
-        expired = self._by_version.pop_below(min_version)
-        most = self.config.asynchrony.max_group_attempts
+    def expire(self, min_version: int, action: Literal["drop", "requeue", "mask"]) -> tuple[int, int]:
+        expired = (self._by_newest if action == "mask" else self._by_oldest).pop_below(min_version)
+        most, num_tokens = self.config.asynchrony.max_group_attempts, 0
         for group_index in expired:
+            num_tokens += self._num_tokens[group_index]
             if action == "drop" or self._records[group_index].attempts >= most:
                 self.ledger.drop(group_index, "stale")
                 self._release(group_index)
@@ -114,7 +117,7 @@ class LedgerBuffer:
                 self.ledger.send_back(group_index, "stale")
                 self.payloads.remove(group_index)
             self._leave(group_index)
-        return len(expired)
+        return len(expired), num_tokens
 
     def take(self, step: int, num_groups: int) -> list[Group]:
         if num_groups < 0:
@@ -224,7 +227,8 @@ class LedgerBuffer:
                 self.policies[flag].load_state_dict(decode(state["policies"][flag]))
         self.ledger, self.replay, self._records, self._promised = ledger, replay, records, promised
         self._first_index = first_index
-        self._ranked, self._by_version = RankedGroups(), RankedGroups()
+        self._ranked, self._by_oldest, self._by_newest = RankedGroups(), RankedGroups(), RankedGroups()
+        self._num_tokens = {}
         self.payloads.load(blocks)
         for group_index in self.replay.dismissed():
             self._release(group_index)
@@ -232,7 +236,7 @@ class LedgerBuffer:
         with part_of_state("payloads"):
             for at in range(0, len(generated), 256):
                 for group in self.payloads.get_many(generated[at : at + 256]):
-                    self._enter(summarise(group))
+                    self._enter(group, summarise(group))
 
     def _new_groups(self, count: int) -> list[Group]:
         """The source's next prompts as groups that are not in the ledger yet."""
@@ -282,7 +286,7 @@ class LedgerBuffer:
     def _count_attempts(self, group: Group) -> None:
         self._records[group.group_index] = self._records[group.group_index]._replace(attempts=group.attempts)
 
-    def _enter(self, summary: GroupSummary) -> None:
+    def _enter(self, group: Group, summary: GroupSummary) -> None:
         """The group is one of those that may be taken. The key of a Ranking may be the user's own."""
         if isinstance(self.filter, Ranking):
             try:
@@ -293,13 +297,18 @@ class LedgerBuffer:
                 flag = f"--buffer-filter-path {self.config.buffer.buffer_filter_path}"
                 where = f"for group {summary.group_index}"
                 raise ValueError(f"{flag}: its key raised {type(error).__name__}: {error}, {where}") from error
-        if summary.oldest_version >= 0:
-            self._by_version.add(summary.group_index, summary.oldest_version)
+        self._num_tokens[group.group_index] = group.num_trained_tokens
+        newest = group.newest_version
+        if newest is not None:
+            self._by_oldest.add(group.group_index, summary.oldest_version)
+            self._by_newest.add(group.group_index, newest)
 
     def _leave(self, group_index: int) -> None:
         """The group is no longer one of those that may be taken."""
         self._ranked.discard(group_index)
-        self._by_version.discard(group_index)
+        self._by_oldest.discard(group_index)
+        self._by_newest.discard(group_index)
+        self._num_tokens.pop(group_index, None)
         if self._promised:  # after a resume only
             self._promised = {step: groups for step, groups in self._promised.items() if group_index not in groups}
 

@@ -3,7 +3,8 @@
 submit_through(s), weights_are(v) ──► production ──► take(s): a batch per data-parallel rank, and metrics
                                                       commit(s): the optimizer has used it
 
-Production is SteppedProduction (synchronous, --rollout-ahead) or ContinuousProduction (--fully-async).
+Production is SteppedProduction (synchronous, --rollout-ahead) or ContinuousProduction (--fully-async with
+--max-staleness > 0).
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ class RolloutManager:
         """Begins with the first use, when buffer and client are ready and a checkpoint is loaded."""
         if self.running is None:
             with self._scope():  # inherited by the tasks that production starts
-                if self.config.asynchrony.fully_async and self.config.rollout.load_rollouts is None:
+                if self.config.asynchrony.is_continuous and self.config.rollout.load_rollouts is None:
                     self.running = ContinuousProduction(self.config, self.buffer, self.next_step)
                 else:
                     function = self.rollout_function

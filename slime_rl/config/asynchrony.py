@@ -24,13 +24,13 @@ class AsynchronyConfig:
 
     over_age: Literal["requeue", "drop", "mask"] = "requeue"
     """Groups with tokens over --max-staleness or --buffer-max-age: generate again (requeue), drop, or train on the
-    group without those tokens (mask)."""
+    group without those tokens (mask; generate again where no other is left)."""
 
     partial_rollout: bool = False
     """Interrupted samples keep their tokens and continue with the rest of their budget; off, they start again."""
 
     mask_offpolicy_in_partial_rollout: bool = False
-    """Leave tokens of a continued sample out of the loss whose weights are older than those that finished it."""
+    """Leave tokens of a sample that was interrupted out of the loss whose weights are older than its newest ones."""
 
     sample_deadline_s: float | None = None
     """Longest time for one sample, waiting for an engine left out; then it is aborted, and --min-samples-per-group says
@@ -53,3 +53,9 @@ class AsynchronyConfig:
             min_samples_per_group=self.min_samples_per_group,
             max_group_attempts=self.max_group_attempts,
         )
+
+    @property
+    def is_continuous(self) -> bool:
+        """Whether production goes on while the trainer works. With --max-staleness 0 nothing that it made could train,
+        so a step is made when it is asked for, as in a synchronous run."""
+        return self.fully_async and self.max_staleness > 0

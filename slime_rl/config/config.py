@@ -270,6 +270,11 @@ class Config:
         return self.asynchrony.max_staleness if self.asynchrony.fully_async else self.rollout.rollout_ahead
 
     @property
+    def max_age(self) -> int | None:
+        """Oldest weight version that may train, counted back from the step; None is no bound."""
+        return self.asynchrony.max_staleness if self.asynchrony.fully_async else self.buffer.buffer_max_age
+
+    @property
     def data_parallel_size(self) -> int:
         return self.cluster.train_num_workers // self.parallel.model_parallel_size
 

@@ -170,6 +170,8 @@ def rollout_batch_from_groups(
     samples = [sample for group in groups for sample in group.samples]
     for sample in samples:
         _check_trainable(sample)
+    if samples and not any(sample.num_trained_tokens for sample in samples):
+        raise ValueError(f"step {step} has nothing to train on: the loss masks of its {len(samples)} samples are all 0")
     group_of = [number for number, group in enumerate(groups) for _ in group.samples]
     # Numbered anew, group by group: an own rollout function may give two groups the same rollout_id.
     episodes: dict[tuple[int, int], int] = {}

@@ -99,13 +99,13 @@ METRICS: tuple[Metric, ...] = (
     _metric("rollout/zero_std_groups_fraction", "share", "mean over groups of two samples or more",
             "Groups whose rewards are all equal; they teach GRPO nothing."),
     _metric("rollout/groups_dropped/<reason>", "groups", "sum since the step before",
-            "Groups dropped, by reason: a filter's, over_age, late_samples, error_<kind>, ..."),
+            "Groups dropped, by reason: a filter's, over_age and stale (too old), late_samples, nothing_to_train, ..."),
     _metric("rollout/samples_left_out/<reason>", "samples", "sum over the step's groups",
             "Samples of groups that train which do not: by --sample-filter-path, or because they were late or failed."),
     _metric("rollout/replayed_groups", "groups", "sum over the step", "Groups that train again; --replay-groups."),
-    _metric("rollout/staleness_mean", "versions", _SAMPLES,
-            "Trainer's weight version minus the oldest version that sampled a token of the sample."),
-    _metric("rollout/staleness_max", "versions", "max over finished samples", "Oldest sample of the step."),
+    _metric("rollout/staleness_mean", "versions", "mean over trained tokens of the step",
+            "Trainer's weight version minus the version that sampled the token; masked tokens do not count."),
+    _metric("rollout/staleness_max", "versions", "max over trained tokens of the step", "Their oldest one."),
     _metric("rollout/tokens_by_age/<age>", "share", "over trained tokens of the step",
             "Trained tokens sampled by weights that many versions old; from 8 on together."),
     _metric("rollout/tokens_per_s", "tokens/s", "response tokens / seconds of the rollout", "Generation throughput."),
@@ -114,9 +114,11 @@ METRICS: tuple[Metric, ...] = (
     _metric("rollout/reward_seconds", "s", "sum over groups", "Time in reward functions; groups overlap."),
     _metric("rollout/over_age_groups", "groups", "sum over the step",
             "Groups over the age that may train: interrupted, generated anew, dropped or masked (--over-age)."),
-    _metric("rollout/over_age_tokens", "tokens", "sum over the step", "Their tokens that are not trained on."),
+    _metric("rollout/over_age_tokens", "tokens", "sum over the step",
+            "Their tokens that are not trained on; part of the wasted ones."),
     _metric("rollout/wasted_tokens", "tokens", "sum over the step",
-            "Sampled tokens that never train because their sample was interrupted, late or over age."),
+            "Tokens sampled for the loss that never train: of samples that started again, were late, failed, filtered "
+            "or over age, and older ones of interrupted samples (--mask-offpolicy-in-partial-rollout)."),
     _metric("rollout/interrupted_groups", "groups", "sum over the step", "Groups that went back unfinished."),
     _metric("rollout/groups_in_flight", "groups", "value when the step was taken", "Groups that were running then."),
     _metric("rollout/num_turns_mean", "turns", "mean over multi-turn episodes", "Turns of the policy."),
@@ -191,14 +193,11 @@ def reward_value(reward: Any) -> float | None:
     return None
 
 
-def summarise_samples(
-    samples: Sequence[Sample], *, version: int | None = None, seconds: float | None = None
-) -> dict[str, float]:
+def summarise_samples(samples: Sequence[Sample], *, seconds: float | None = None) -> dict[str, float]:
     """rollout/* metrics of the finished ones among `samples`; what cannot be told is left out, never made up.
 
     Args:
         samples: samples of one step in any order; unfinished and failed ones are ignored.
-        version: weight version that trains on them; gives the staleness.
         seconds: how long they took to produce; gives the throughput.
     """
     finished = [sample for sample in samples if sample.status.is_finished]
@@ -216,8 +215,6 @@ def summarise_samples(
     metrics |= _reward_metrics([value for s in finished if (value := reward_value(s.reward)) is not None])
     metrics |= _spread_metrics(finished)
     metrics |= _agent_metrics([s.metadata["agent"] for s in finished if "agent" in s.metadata])
-    if version is not None:
-        metrics |= _staleness_metrics(finished, version)
     if seconds is not None and seconds > 0:
         metrics["rollout/tokens_per_s"] = sum(lengths) / seconds
     return metrics
@@ -259,11 +256,3 @@ def _spread_metrics(finished: Iterable[Sample]) -> dict[str, float]:
         return {}
     # Equality, not a standard deviation: seven rewards of 0.1 have a std above 0 in floating point.
     return {"rollout/zero_std_groups_fraction": fmean(min(r) == max(r) for r in compared)}
-
-
-def _staleness_metrics(finished: Iterable[Sample], version: int) -> dict[str, float]:
-    oldest = [min(known) for s in finished if (known := [v for v in s.weight_versions if v >= 0])]
-    if not oldest:
-        return {}
-    ages = [float(version - v) for v in oldest]
-    return {"rollout/staleness_mean": fmean(ages), "rollout/staleness_max": max(ages)}

@@ -1,7 +1,7 @@
 """What becomes of groups whose tokens are too old for the step that would train on them: `--over-age`.
 
 requeue, drop    waiting partial groups begin anew, generated groups leave the buffer
-mask             groups train, without the tokens that are too old
+mask             groups train, without the tokens that are too old; those that have no other are generated anew
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from slime_rl.protocols import DataBuffer
-from slime_rl.rollout.groups import GroupRunner, reset
+from slime_rl.rollout.groups import GroupRunner
 from slime_rl.types import Group
 
 
@@ -23,20 +23,26 @@ class AgeLimit:
         self.buffer, self.runner = buffer, runner
         self.num_groups = self.num_tokens = 0  # over age since the last `metrics`
 
-    def begin_anew(self, groups: list[Group], oldest: int) -> list[Group]:
-        """The reserved `groups`; partial ones with older tokens are bare prompts again."""
-        if self.action != "mask":
-            for group in groups:
-                version = group.oldest_version
-                if version is not None and version < oldest:
-                    self.count(1, reset(group.samples))
-        return groups
+    def reserve(self, num_groups: int, oldest: int) -> list[Group]:
+        """As the buffer's; partial groups with older tokens are what the prompt source has made again."""
+        groups = self.buffer.reserve(num_groups)
+        if self.action == "mask":
+            return groups
+        old = [group for group in groups if (version := group.oldest_version) is not None and version < oldest]
+        if not old:
+            return groups
+        for group in old:
+            self.count(1, group.reset())
+            self.buffer.requeue(group)
+        kept = {group.group_index for group in groups} - {group.group_index for group in old}
+        again = self.reserve(len(old), oldest)
+        return sorted([*(g for g in groups if g.group_index in kept), *again], key=lambda group: group.group_index)
 
     def let_go(self, oldest: int) -> int:
-        """Have the buffer let go of generated groups with older tokens; returns how many."""
-        expired = 0 if self.action == "mask" else self.buffer.expire(oldest, self.action)
-        self.num_groups += expired
-        return expired
+        """Have the buffer let go of generated groups that are too old; returns how many."""
+        num_groups, num_tokens = self.buffer.expire(oldest, self.action)
+        self.count(num_groups, num_tokens)
+        return num_groups
 
     def mask(self, groups: Sequence[Group], oldest: int) -> list[Group]:
         """Taken groups with older tokens left out of the loss; replayed groups have a bound of their own.
@@ -54,9 +60,13 @@ class AgeLimit:
 
     def count(self, num_groups: int, num_tokens: int) -> None:
         """Tokens of groups that are over age: they have been sampled in vain."""
+        self.note(num_groups, num_tokens)
+        self.runner.wasted_tokens += num_tokens
+
+    def note(self, num_groups: int, num_tokens: int) -> None:
+        """The same for tokens that somebody else counts as wasted."""
         self.num_groups += num_groups
         self.num_tokens += num_tokens
-        self.runner.wasted_tokens += num_tokens
 
     def metrics(self) -> dict[str, float]:
         """Counts since the last call."""

@@ -14,7 +14,7 @@ Three rules keep every trained token within K versions of the trainer (B groups 
 3. At take, groups with an older token, however they came to it (a resume, another --buffer-filter-path), are taken out
    and requeued or dropped, or those tokens masked, as --over-age says.
 
-With K = 0 nothing runs while the trainer does, and the batches are those of the synchronous loop.
+With K = 0 nothing may run while the trainer does: that is the synchronous loop (stepped.py), not this one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from typing import NamedTuple
 
 from slime_rl.config import Config
 from slime_rl.protocols import DataBuffer
@@ -32,13 +31,6 @@ from slime_rl.rollout.groups import GroupRunner
 from slime_rl.rollout.in_flight import InFlight
 from slime_rl.rollout.runtime import current_runtime
 from slime_rl.types import Group, RolloutOutput
-
-
-class Known(NamedTuple):
-    """What is remembered of a generated group."""
-
-    version: int  # of its oldest token
-    num_tokens: int
 
 
 class ContinuousProduction:
@@ -54,8 +46,9 @@ class ContinuousProduction:
         self.runner = GroupRunner(config)
         self.flight = InFlight(self.runner, buffer, current_runtime().lengths)
         self.flight.on_admit, self.flight.wake_by_sample = self._remember, True
-        self.generated: dict[int, Known] = {}  # by group_index; groups of before a resume are not here
+        self.generated: dict[int, int] = {}  # group_index -> version of its oldest token; not of before a resume
         self.ages = AgeLimit(self.options.over_age, buffer, self.runner)
+        self.flight.on_over_age = lambda num_tokens: self.ages.note(1, num_tokens)
         self._dropped_before = self._dropped()
         self._taken_at = time.monotonic()
         self._progress = asyncio.Event()
@@ -102,7 +95,6 @@ class ContinuousProduction:
         if self.options.over_age != "mask":
             running = [flight for flight in self.flight.flights.values() if flight.fate == "keep"]
             late = [flight for flight in running if self._deadline(flight.version) <= step]
-            self.ages.num_groups += len(late)
             fate = "drop" if self.options.over_age == "drop" else "restart"
             await self.flight.interrupt(late, fate=fate, surplus=self.options.wait_for_aging)
 
@@ -119,7 +111,7 @@ class ContinuousProduction:
                 room = self._room()
                 if room > 0:
                     self._check_drops(self.next_step, self.bound + 1)  # nobody takes while the trainer is busy
-                    groups = self.ages.begin_anew(self.buffer.reserve(room), self.next_step - self.bound)
+                    groups = self.ages.reserve(room, self.next_step - self.bound)
                     self.flight.start(groups, self.version)
                 await self.flight.settle()
                 self._progress.set()
@@ -131,7 +123,10 @@ class ContinuousProduction:
         counts = self.buffer.counts()
         last_step = min(self.version + self.bound, self.config.train.num_steps - 1)
         open_groups = counts["reserved"] + counts["generated"]
-        allowed = (last_step + 1 - self.next_step) * self.batch_size + self.extra - open_groups
+        num_steps = last_step + 1 - self.next_step
+        if num_steps <= 0:  # nor may surplus begin that is over age before it can train
+            return 0
+        allowed = num_steps * self.batch_size + self.extra - open_groups
         return min(allowed, (self.slots - self.flight.open_samples) // self.config.train.n_samples_per_prompt)
 
     def _check_drops(self, step: int, num_steps: int) -> None:
@@ -149,7 +144,7 @@ class ContinuousProduction:
         if not self.options.wait_for_aging or self.options.over_age == "mask":
             return True
         running = Counter(self._deadline(f.version) for f in self.flight.flights.values() if f.fate == "keep")
-        finished = Counter(self._deadline(known.version) for known in self.generated.values())
+        finished = Counter(self._deadline(version) for version in self.generated.values())
         num_running = num_finished = 0
         for deadline in range(step, step + self.bound):
             num_running += running[deadline]
@@ -163,14 +158,12 @@ class ContinuousProduction:
         """Rule 3: what is generated has no token older than `step - K` afterwards; masking waits until it is taken."""
         oldest = step - self.bound
         if self.ages.let_go(oldest):
-            gone = [index for index, known in self.generated.items() if known.version < oldest]
-            self.ages.count(0, sum(self.generated.pop(index).num_tokens for index in gone))
+            self.generated = {index: version for index, version in self.generated.items() if version >= oldest}
             self.flight.wake()
 
     def _remember(self, group: Group) -> None:
         oldest = group.oldest_version
-        known = Known(self.version if oldest is None else oldest, sum(s.response_length for s in group.samples))
-        self.generated[group.group_index] = known
+        self.generated[group.group_index] = self.version if oldest is None else oldest
 
     def _deadline(self, version: int) -> int:
         """Last step that may train on tokens of `version`."""

@@ -46,22 +46,27 @@ async def group_loop(config: Config, step: int, buffer: DataBuffer) -> RolloutOu
     needed = config.train.rollout_batch_size
     runner = GroupRunner(config)
     flight = InFlight(runner, buffer, current_runtime().lengths)
-    ages, max_age = AgeLimit(config.asynchrony.over_age, buffer, runner), config.buffer.buffer_max_age
+    ages, max_age = AgeLimit(config.asynchrony.over_age, buffer, runner), config.max_age
     oldest = 0 if max_age is None else step - max_age  # version that may train
-    ages.let_go(oldest)
     rounds = 0
+
+    def have_enough() -> bool:
+        ages.let_go(oldest)
+        return len(buffer) >= needed
+
     try:
-        while len(buffer) < needed:
+        while not have_enough():
             rounds += 1
             if rounds > config.buffer.max_sampling_rounds:
                 raise ValueError(too_many_dropped(config, step, buffer, f"{rounds - 1} rounds"))
             asked = max(needed - len(buffer), config.buffer.over_sampling_batch_size or 0)
-            flight.start(ages.begin_anew(buffer.reserve(asked), oldest), step)
-            while flight and len(buffer) < needed:
+            flight.start(ages.reserve(asked, oldest), step)
+            while flight and not have_enough():
                 await flight.settle()
         await flight.hand_back()
     finally:
         await flight.close()
+    ages.let_go(oldest)  # what has finished while it was handed back
     groups = buffer.take(step, needed)
     groups = ages.mask(groups, oldest)
     metrics = {

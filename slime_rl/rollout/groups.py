@@ -10,7 +10,7 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from slime_rl.buffer.filters import drop_reason, filter_samples
 from slime_rl.buffer.policies import DYNAMIC_FILTERS, SAMPLE_FILTERS
@@ -32,6 +32,16 @@ _DROP_HINT = "--rollout-error drop would drop the group instead"
 CANCEL_GRACE_S = 10.0  # for what is cancelled to end
 T = TypeVar("T")
 FAILED = "failed_samples"  # reason for a group of which too few samples are left
+NOTHING_TO_TRAIN = "nothing_to_train"  # reason for a group whose loss masks are 0 throughout
+
+
+class Begun(NamedTuple):
+    """A sample whose generate function runs, and what it had before."""
+
+    sample: Sample
+    scope: SampleScope | None  # None where nothing was left to generate
+    tokens: list[int]  # [L] of an interrupted sample that goes on, else empty
+    num_trained_tokens: int
 
 
 @dataclasses.dataclass
@@ -40,7 +50,7 @@ class GroupRunner:
 
     config: Config
     reward_seconds: float = 0.0
-    wasted_tokens: int = 0  # sampled, and never to be trained on
+    wasted_tokens: int = 0  # sampled for the loss, and never to be trained on
 
     def __post_init__(self) -> None:
         config = self.config
@@ -74,8 +84,13 @@ class GroupRunner:
         except Exception as error:
             if self.config.rollout.rollout_error == "stop":
                 raise
+            self.wasted_tokens += sum(s.num_trained_tokens for s in group.samples if isinstance(s.loss_mask, list))
             return f"error_{type(error).__name__}"
-        return self._filter(group) if verdict is None else verdict
+        if verdict is None:
+            verdict = self._filter(group)
+        if verdict not in (None, UNFINISHED):
+            self.wasted_tokens += group.num_trained_tokens
+        return verdict
 
     async def _generate_and_score(
         self,
@@ -100,10 +115,14 @@ class GroupRunner:
 
     def _filter(self, group: Group) -> str | None:
         """None, or the reason for which the filters drop the group."""
+        if group.num_trained_tokens == 0:
+            return NOTHING_TO_TRAIN
         reason = None if self.filter is None else drop_reason(self.config, self.filter, group)
         if reason is None and self.sample_filter is not None:
             reason, tokens = filter_samples(self.config, self.sample_filter, group)
-            self.wasted_tokens += tokens
+            self.wasted_tokens += tokens if reason is None else 0  # else `run` counts the whole group
+            if reason is None and group.num_trained_tokens == 0:
+                reason = NOTHING_TO_TRAIN
         return reason
 
     async def bounded(self, group: Group, work: Coroutine[Any, Any, T]) -> T:
@@ -168,47 +187,51 @@ class GroupRunner:
 
         Samples that were interrupted come back as they are, or as ABORTED.
         """
-        pending: list[tuple[Sample, SampleScope | None]] = []
+        begun: list[Begun] = []
         scopes = self._scopes[group.group_index] = []
         prepare(self.config, group.samples)
         try:
             async with asyncio.TaskGroup() as tasks:
                 for sample in group.samples:
-                    scope = self._begin(tasks, sample, sampling_params, on_start)
-                    pending.append((sample, scope))
-                    scopes += [] if scope is None else [scope]
+                    begun.append(self._begin(tasks, sample, sampling_params, on_start))
+                    scopes += [] if begun[-1].scope is None else [begun[-1].scope]
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None  # the first one ended the others; it is the one to tell
-        produced: list[Sample] = []
-        for sample, scope in pending:
-            if scope is None or scope.task is None:
-                produced.append(sample)
-            elif not scope.task.cancelled():
-                produced.extend(_as_list(self.config, sample, scope.task.result()))
-            elif scope.interrupted:
-                produced.append(sample)
-            else:
-                raise ValueError(f"{self._functions} raised CancelledError, for sample {sample.index}; {_DROP_HINT}")
-        for sample in produced:
-            _check_generated(self.config, sample)
-        group.samples = produced
+        group.samples = [made for one in begun for made in self._produced(one)]
 
     def _begin(
         self, tasks: asyncio.TaskGroup, sample: Sample, sampling_params: dict[str, Any], on_start: OnStart | None
-    ) -> SampleScope | None:
-        """Start the rest of a sample in a scope of its own; None where nothing is left to do."""
+    ) -> Begun:
+        """Start the rest of a sample in a scope of its own; without one where nothing is left to do."""
         left = sampling_params["max_new_tokens"] - sample.response_length
         if not sample.status.is_finished and left <= 0:
             sample.status = Status.TRUNCATED
         if sample.status.is_finished:
-            return None
-        scope = SampleScope()
+            return Begun(sample, None, [], 0)
+        tokens = list(sample.tokens) if sample.response_length else []
+        scope, num_trained_tokens = SampleScope(), sample.num_trained_tokens
         with use_scope(scope):
             params = seeded(self.config, sample, {**sampling_params, "max_new_tokens": left})
             scope.task = tasks.create_task(self._generate_one(sample, params))
         if on_start is not None:
             on_start(scope)
-        return scope
+        return Begun(sample, scope, tokens, num_trained_tokens)
+
+    def _produced(self, begun: Begun) -> list[Sample]:
+        """What the generate function has made of a sample, checked."""
+        sample, scope = begun.sample, begun.scope
+        if scope is None or scope.task is None:
+            return [sample]
+        if not scope.task.cancelled():
+            produced = _as_list(self.config, sample, scope.task.result())
+        elif scope.interrupted:
+            produced = [sample]
+        else:
+            raise ValueError(f"{self._functions} raised CancelledError, for sample {sample.index}; {_DROP_HINT}")
+        for made in produced:
+            _check_generated(self.config, made)
+        self._account(begun, produced)
+        return produced
 
     def _leave_out_unfinished(self, group: Group, wants_all: bool) -> str | None:
         """Take late and failed samples out of the group where it can do without them; else say what it must do."""
@@ -239,16 +262,19 @@ class GroupRunner:
         set_rewards(self.config, samples, values)
 
     async def _generate_one(self, sample: Sample, sampling_params: dict[str, Any]) -> Sample | list[Sample]:
-        had = sample.response_length
         path = self.config.rollout.generate_function_path
         # Ours tell of the engine's answer and of the client's deadline; an own one's ValueError may be any.
         explained = () if ":" in path else (ValueError, TimeoutError)
         where = f", for sample {sample.index}; {_DROP_HINT}"
         with own_code(f"--generate-function-path {path}", where, explained):
-            result = await self.generate(self.config, sample, sampling_params)
-        if had and self.config.asynchrony.mask_offpolicy_in_partial_rollout:
-            mask_older(sample, had)
-        return result
+            return await self.generate(self.config, sample, sampling_params)
+
+    def _account(self, begun: Begun, produced: list[Sample]) -> None:
+        """Of a sample that had tokens: what was made of them."""
+        if begun.num_trained_tokens and not any(s.tokens[: len(begun.tokens)] == begun.tokens for s in produced):
+            self.wasted_tokens += begun.num_trained_tokens  # it has started anew
+        if begun.tokens and self.config.asynchrony.mask_offpolicy_in_partial_rollout:
+            self.wasted_tokens += sum(mask_older(sample) for sample in produced)
 
 
 def prepare(config: Config, samples: list[Sample]) -> None:
@@ -274,20 +300,14 @@ def encode_prompt(
     return render_prompt(tokenizer, prompt, config.data.apply_chat_template, row_tools(config, metadata))
 
 
-def mask_older(sample: Sample, num_tokens: int) -> None:
-    """Leave those of the first `num_tokens` response tokens out of the loss that older weights sampled."""
-    newest = max(sample.weight_versions[num_tokens:], default=-1)
-    for i, version in enumerate(sample.weight_versions[:num_tokens]):
+def mask_older(sample: Sample) -> int:
+    """Leave tokens out of the loss that older weights sampled than its newest ones; returns how many."""
+    newest = max((v for v, kept in zip(sample.weight_versions, sample.loss_mask, strict=True) if kept), default=-1)
+    before = sample.num_trained_tokens
+    for i, version in enumerate(sample.weight_versions):
         if 0 <= version < newest:
             sample.loss_mask[i] = 0
-
-
-def reset(samples: list[Sample]) -> int:
-    """Back to the bare prompt, for a group that is generated again; returns the tokens that are lost by it."""
-    lost = sum(sample.response_length for sample in samples)
-    for sample in samples:
-        sample.clear_response()
-    return lost
+    return before - sample.num_trained_tokens
 
 
 def set_rewards(config: Config, samples: list[Sample], values: Any) -> None:

@@ -19,11 +19,11 @@ from typing import Literal
 
 from slime_rl.protocols import DataBuffer
 from slime_rl.rollout.generate import train_sampling_params
-from slime_rl.rollout.groups import UNFINISHED, GroupRunner, reset
+from slime_rl.rollout.groups import UNFINISHED, GroupRunner
 from slime_rl.rollout.lengths import LengthHistory
 from slime_rl.rollout.runtime import current_runtime
 from slime_rl.rollout.scope import SampleScope
-from slime_rl.types import Group, Sample
+from slime_rl.types import Group
 
 WATCH_S = 0.2  # between looks at deadlines and interruptions
 GRACE_S = 10.0  # from an interruption to the end of those who do not listen; an abort takes an engine one forward pass
@@ -37,7 +37,6 @@ class Flight:
 
     group: Group
     version: int  # no token of this attempt or of earlier ones that were kept is older
-    originals: list[Sample]  # as reserved; a generate function may put others in their place
     attempts: int  # of the group before this one
     open_samples: int  # not finished yet
     scopes: list[SampleScope] = field(default_factory=list)
@@ -60,6 +59,7 @@ class InFlight:
         self.history = history or LengthHistory()
         self.flights: dict[asyncio.Task[str | None], Flight] = {}
         self.on_admit: Callable[[Group], None] = lambda group: None
+        self.on_over_age: Callable[[int], None] = lambda num_tokens: None  # of interrupted ones
         self.open_samples = 0  # of all groups: what may be at the engines now
         self.wake_by_sample = False  # whether `settle` returns for samples too, whose slots may be filled again
         self.num_interrupted = 0
@@ -80,7 +80,7 @@ class InFlight:
             oldest = group.oldest_version
             version_of_oldest = version if oldest is None else min(oldest, version)
             unfinished = sum(not sample.status.is_finished for sample in group.samples)
-            flight = Flight(group, version_of_oldest, list(group.samples), group.attempts, unfinished)
+            flight = Flight(group, version_of_oldest, group.attempts, unfinished)
             self.open_samples += unfinished
             follow, wants_all = partial(self._follow, flight), partial(_is_interrupted, flight)
             task = asyncio.create_task(self.runner.run(group, self._params, follow, wants_all))
@@ -146,15 +146,15 @@ class InFlight:
         self.num_interrupted += 1
         if flight.surplus:
             group.attempts = flight.attempts
+        if flight.fate != "keep":
+            self.on_over_age(group.num_trained_tokens)
         exhausted = not flight.surplus and group.attempts >= self.options.max_group_attempts
         if flight.fate == "drop" or exhausted:
-            self.runner.wasted_tokens += sum(sample.response_length for sample in group.samples)
+            self.runner.wasted_tokens += group.num_trained_tokens
             self.buffer.drop(group, "over_age" if flight.fate != "keep" else "late_samples")
             return
         if flight.fate == "restart" or not self.options.partial_rollout:
-            self.runner.wasted_tokens += sum(sample.response_length for sample in group.samples)
-            group.samples, group.left_out = flight.originals, {}
-            reset(group.samples)
+            self.runner.wasted_tokens += group.reset()
         self.buffer.requeue(group)
 
     def metrics(self) -> dict[str, float]:

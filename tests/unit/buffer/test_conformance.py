@@ -114,8 +114,8 @@ class NumbersAnew(LedgerBuffer):
 class KeepsItsAge(LedgerBuffer):
     """Never lets go of a group."""
 
-    def expire(self, min_version: int, action: Literal["drop", "requeue"]) -> int:
-        return 0
+    def expire(self, min_version: int, action: Literal["drop", "requeue", "mask"]) -> tuple[int, int]:
+        return 0, 0
 
 
 class AddsToWhatIsThere(LedgerBuffer):

@@ -54,7 +54,7 @@ class Life:
 
     def __init__(self, tmp_path: Path, rng: random.Random) -> None:
         self.tmp_path, self.rng, self.flags = tmp_path, rng, any_flags(tmp_path, rng)
-        self.expires = rng.choice(["never", "drop", "requeue"])
+        self.expires = rng.choice(["never", "drop", "requeue", "mask"])
         self.buffer, self.step, self.lives = self.open(), 0, 0
         self.trained: list[tuple[int, int, int]] = []
         self.given: dict[int, tuple[int, int]] = {}  # group -> epoch and row, as first reserved

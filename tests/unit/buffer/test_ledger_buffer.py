@@ -294,7 +294,7 @@ def test_a_group_that_was_requeued_for_its_age_is_generated_anew_and_trains_once
     buffer = make_buffer(tmp_path)
     for group in buffer.reserve(3):
         buffer.admit(fill(group))  # version 4
-    assert buffer.expire(5, "requeue") == 3
+    assert buffer.expire(5, "requeue") == (3, 24)
     assert buffer.counts()["requeued/stale"] == 3 and len(buffer) == 0
     again = buffer.reserve(4)
     assert indices(again) == [0, 1, 2, 3]
@@ -303,7 +303,7 @@ def test_a_group_that_was_requeued_for_its_age_is_generated_anew_and_trains_once
         for sample in fill(group).samples:
             sample.weight_versions = [5] * sample.response_length
         buffer.admit(group)
-    assert buffer.expire(5, "drop") == 0
+    assert buffer.expire(5, "drop") == (0, 0)
     assert indices(buffer.take(0, 3)) == [0, 1, 2]
     assert indices(buffer.take(1, 1)) == [3]
 
@@ -316,7 +316,7 @@ def test_being_too_old_counts_as_an_attempt_and_the_last_one_is_dropped(tmp_path
         group.attempts += 1  # as the runner does when it begins
         buffer.admit(fill(group))
         buffer = resume(tmp_path, buffer, "--max-group-attempts", "3")
-        assert buffer.expire(5, "requeue") == 1
+        assert buffer.expire(5, "requeue") == (1, 7)
     counts = buffer.counts()
     assert (counts["requeued/stale"], counts["dropped/stale"], counts["waiting"]) == (2, 1, 0)
     assert indices(buffer.reserve(1)) == [1]
@@ -331,7 +331,7 @@ def test_a_step_that_had_taken_groups_which_expired_takes_others(tmp_path: Path)
         buffer.admit(group)
     buffer.take(0, 2)
     resumed = resume(tmp_path, buffer, *flags)
-    assert resumed.expire(1, "drop") == 1
+    assert resumed.expire(1, "drop") == (1, 7)
     assert indices(resumed.take(0, 2)) == [1, 2]
     assert resumed.counts()["dropped/stale"] == 1
 

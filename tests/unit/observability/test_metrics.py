@@ -26,7 +26,7 @@ def test_rewards_lengths_and_truncation_of_finished_samples() -> None:
         make_sample(9.0, length=99, group=2, status=Status.FAILED),
         make_sample(None, length=99, group=2, status=Status.ABORTED),
     ]
-    metrics = summarise_samples(samples, version=3, seconds=4.0)
+    metrics = summarise_samples(samples, seconds=4.0)
     assert metrics == pytest.approx(
         {
             "rollout/reward_mean": 0.75,
@@ -42,8 +42,6 @@ def test_rewards_lengths_and_truncation_of_finished_samples() -> None:
             "rollout/response_length_p90": 8.0,
             "rollout/truncated_fraction": 0.25,
             "rollout/zero_std_groups_fraction": 0.5,
-            "rollout/staleness_mean": 3.0,
-            "rollout/staleness_max": 3.0,
             "rollout/tokens_per_s": 5.0,
         }
     )
@@ -73,14 +71,6 @@ def test_groups_of_one_sample_do_not_count_as_without_spread() -> None:
     assert summarise_samples(mixed)["rollout/zero_std_groups_fraction"] == 0.0
 
 
-def test_staleness_is_that_of_the_oldest_sampled_token() -> None:
-    sample = make_sample(1.0, version=4)
-    sample.append_tokens([3], log_probs=[-0.1], versions=[2])
-    sample.append_tokens([4], trained=False)
-    metrics = summarise_samples([sample, make_sample(1.0, version=5)], version=5)
-    assert (metrics["rollout/staleness_mean"], metrics["rollout/staleness_max"]) == (1.5, 3.0)
-
-
 def test_no_finished_sample_gives_no_metrics() -> None:
     assert summarise_samples([]) == {}
     assert summarise_samples([make_sample(1.0, status=Status.FAILED)]) == {}
@@ -105,7 +95,7 @@ def test_reward_value(reward: Any, value: float | None) -> None:
 
 def test_every_computed_metric_is_documented_and_every_name_is_unique() -> None:
     samples = [make_sample(1.0), make_sample(0.0)]
-    assert all(find_metric(name) for name in summarise_samples(samples, version=1, seconds=1.0))
+    assert all(find_metric(name) for name in summarise_samples(samples, seconds=1.0))
     names = [metric.name for metric in METRICS]
     assert sorted(set(names)) == sorted(names)
     assert all(metric.unit and metric.reduction and metric.meaning for metric in METRICS)
