@@ -187,6 +187,12 @@ class Config:
             check(
                 minimum <= samples, "--min-samples-per-group", f"must be <= --n-samples-per-prompt ({samples})", minimum
             )
+        wanted = "needs --partial-rollout: without it interrupted samples start again"
+        masks = options.mask_offpolicy_in_partial_rollout
+        check(options.partial_rollout or not masks, "--mask-offpolicy-in-partial-rollout", wanted, masks)
+        deadline, limit = options.sample_deadline_s, self.rollout.group_timeout_s
+        wanted = f"must be < --group-timeout-s ({limit:g}), which ends the run or drops the group"
+        check(deadline is None or deadline < limit, "--sample-deadline-s", wanted, deadline)
         max_age, ahead = self.buffer.buffer_max_age, self.rollout.rollout_ahead
         if max_age is not None:
             check(not options.fully_async, "--buffer-max-age", "is --max-staleness with --fully-async", max_age)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from factories import make_config
 
 from slime_rl.config.notes import _READ_BY_SFT, _conditions, config_notes
@@ -19,19 +20,61 @@ def test_a_run_without_checkpoints_is_noted(tmp_path: Path) -> None:
     assert ["--save-interval" in note for note in notes] == [True]
 
 
-def test_settings_of_asynchrony_that_do_nothing_are_noted(tmp_path: Path) -> None:
-    def notes(*flags: str) -> str:
-        return " ".join(config_notes(make_config(tmp_path, "--save-interval", "5", *flags)))
+K = ("--fully-async", "--off-policy-correction", "tis_token")
 
-    assert "--max-staleness does nothing without --fully-async" in notes("--max-staleness", "4")
-    assert "--over-age does nothing without" in notes("--over-age", "drop")
-    assert notes("--over-age", "drop", "--buffer-max-age", "2") == ""
-    assert "--partial-rollout does nothing" in notes("--partial-rollout")
-    assert "--min-samples-per-group without" in notes("--min-samples-per-group", "2")
-    assert "--off-policy-correction tis_token" in notes("--fully-async")
-    assert "--off-policy-correction tis_token" in notes("--rollout-ahead", "1")
-    assert notes("--fully-async", "--off-policy-correction", "tis_token", "--partial-rollout") == ""
-    assert notes("--fully-async", "--policy-loss", "decoupled_ppo") == ""
+
+@pytest.mark.parametrize(
+    ("flags", "note"),
+    [
+        (("--max-staleness", "4"), "--max-staleness does nothing without --fully-async"),
+        (("--over-age", "drop"), "--over-age does nothing without --fully-async or --buffer-max-age"),
+        (("--no-wait-for-aging",), "--no-wait-for-aging does nothing without --fully-async"),
+        ((*K, "--no-wait-for-aging", "--over-age", "mask"), "--no-wait-for-aging does nothing without"),
+        (("--partial-rollout",), "--partial-rollout does nothing where no sample is interrupted"),
+        (("--max-group-attempts", "9"), "--max-group-attempts does nothing without --sample-deadline-s"),
+        (("--weight-update-mode", "in_place"), "--weight-update-mode does nothing in a synchronous run"),
+        ((*K, "--over-sampling-batch-size", "8"), "--over-sampling-batch-size does nothing with --fully-async unless"),
+        (("--min-samples-per-group", "8"), "--min-samples-per-group does nothing unless it is less than"),
+        (("--min-samples-per-group", "2"), "--min-samples-per-group without --sample-deadline-s only"),
+        (("--fully-async", "--max-staleness", "0"), "--fully-async --max-staleness 0 is a synchronous run with"),
+        ((*K, "--buffer-filter-path", "freshest_first"), "freshest_first with --fully-async leaves groups behind"),
+        (("--fully-async",), "--off-policy-correction tis_token weighs them"),
+        (("--rollout-ahead", "1"), "--off-policy-correction tis_token weighs them"),
+        (("--partial-rollout", "--over-sampling-batch-size", "40"), "--off-policy-correction tis_token weighs them"),
+        (
+            ("--partial-rollout", "--over-sampling-batch-size", "40", "--buffer-max-age", "0"),
+            "--partial-rollout keeps nothing with --buffer-max-age 0",
+        ),
+        ((*K, "--colocate", "--device", "cpu"), "--fully-async with --colocate: engines give the devices"),
+        (
+            ("--partial-rollout", "--rollout-function-path", "my.module:loop"),
+            "--partial-rollout: read by --rollout-function-path group_loop, not by my.module:loop, which must",
+        ),
+        (
+            ("--loss", "sft", "--n-samples-per-prompt", "1", "--over-age", "drop", "--no-wait-for-aging"),
+            "--no-wait-for-aging --over-age: read by --rollout-function-path group_loop, not by a run that generates",
+        ),
+    ],
+)
+def test_settings_of_asynchrony_that_do_nothing_or_cost_something_are_noted(
+    tmp_path: Path, flags: tuple[str, ...], note: str
+) -> None:
+    notes = config_notes(make_config(tmp_path, "--save-interval", "5", *flags))
+    assert len(notes) == 1 and note in notes[0], notes
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--over-age", "drop", "--buffer-max-age", "2"),
+        ("--max-group-attempts", "9", "--sample-deadline-s", "60", "--min-samples-per-group", "2", "--partial-rollout"),
+        (*K, "--partial-rollout", "--mask-offpolicy-in-partial-rollout", "--weight-update-mode", "in_place"),
+        (*K, "--max-staleness", "4", "--no-wait-for-aging", "--over-age", "drop", "--over-sampling-batch-size", "40"),
+        ("--fully-async", "--policy-loss", "decoupled_ppo"),
+    ],
+)
+def test_settings_of_asynchrony_that_belong_together_are_not(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    assert config_notes(make_config(tmp_path, "--save-interval", "5", *flags)) == []
 
 
 def test_flags_of_algorithms_that_the_run_does_not_have_are_noted(tmp_path: Path) -> None:

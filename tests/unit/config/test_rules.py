@@ -74,6 +74,8 @@ RULES = [
     ("--log-samples", "-1", "must be >= 0", "-1"),
     ("--weight-sync-bucket-bytes", "0", "must be > 0", "0"),
     ("--engine-health-timeout-s", "0", "must be > 0", "0.0"),
+    ("--mask-offpolicy-in-partial-rollout", None, "needs --partial-rollout", "True"),
+    ("--sample-deadline-s", "3600", "must be < --group-timeout-s (3600)", "3600.0"),
     ("--stop-at-eval-accuracy", "0.9", "needs --eval-prompt-data", "None"),
 ]
 
