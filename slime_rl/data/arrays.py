@@ -18,6 +18,15 @@ from torch import Tensor
 _AS_BITS = {1: torch.uint8, 2: torch.int16}
 
 
+def layout_problem(tensor: Tensor) -> str | None:
+    """Why rows cannot be taken out of `tensor`, or None: it is sparse, nested or quantized."""
+    if tensor.layout is not torch.strided:
+        return f"is {str(tensor.layout).removeprefix('torch.')}; make it dense"
+    if tensor.is_nested:
+        return "is a nested tensor; make it a Ragged"
+    return "is quantized; dequantize it" if tensor.is_quantized else None
+
+
 def tensor_to_array(tensor: Tensor) -> tuple[np.ndarray, str]:
     """A numpy view of a tensor (copied to the CPU when it lives elsewhere) and the name of its dtype."""
     name = str(tensor.dtype).removeprefix("torch.")

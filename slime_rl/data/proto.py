@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slime_rl.data.arrays import array_to_tensor, is_whole, tensor_to_array, tensors_equal, to_row_index
+from slime_rl.data.arrays import array_to_tensor, is_whole, layout_problem, tensor_to_array, tensors_equal, to_row_index
 from slime_rl.data.ragged import Ragged
 from slime_rl.data.rearrange import Rearrange, same_meta
 
@@ -45,6 +45,9 @@ class DataProto(Rearrange):
         non_tensors: Mapping[str, np.ndarray] | None = None,
         meta_info: Mapping[str, Any] | None = None,
     ) -> None:
+        for name, given in (("tensors", tensors), ("non_tensors", non_tensors), ("meta_info", meta_info)):
+            if given is not None and not isinstance(given, Mapping):
+                raise ValueError(f"{name} must be a dictionary, got {type(given).__name__}")
         self.tensors: dict[str, Tensor | Ragged] = dict(tensors or {})
         self.non_tensors: dict[str, np.ndarray] = dict(non_tensors or {})
         self.meta_info: dict[str, Any] = dict(meta_info or {})
@@ -67,6 +70,8 @@ class DataProto(Rearrange):
         for key, value in self.tensors.items():
             if not isinstance(value, Tensor | Ragged):
                 raise ValueError(f"tensors[{key!r}] must be a Tensor or Ragged, got {type(value).__name__}")
+            if isinstance(value, Tensor) and (problem := layout_problem(value)):
+                raise ValueError(f"tensors[{key!r}] {problem}")
             if isinstance(value, Tensor) and value.ndim == 0:
                 raise ValueError(f"tensors[{key!r}] has no rows: it is a scalar; put it into meta_info")
         for key, value in self.non_tensors.items():
@@ -188,9 +193,15 @@ class DataProto(Rearrange):
 
     def to(self, device: torch.device | str) -> Self:
         """The same rows with tensors on `device`."""
+        try:
+            device = torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(f"to: needs a device, got {device!r}: {error}") from error
         return self.rebuild({k: v.to(device) for k, v in self.tensors.items()}, self.non_tensors, self.meta_info)
 
     def _require(self, keys: Sequence[str], operation: str) -> None:
+        if isinstance(keys, str) or not isinstance(keys, Iterable):
+            raise ValueError(f"{operation}: needs a list of names, got {keys!r:.80}")
         if missing := [key for key in keys if key not in self]:
             raise ValueError(f"{operation}: no field {missing}; there are {_sorted(self.keys())}")
 

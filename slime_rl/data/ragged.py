@@ -11,7 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slime_rl.data.arrays import array_to_tensor, is_whole, row_to_array, tensor_to_array, tensors_equal, to_row_index
+from slime_rl.data.arrays import (
+    array_to_tensor,
+    is_whole,
+    layout_problem,
+    row_to_array,
+    tensor_to_array,
+    tensors_equal,
+    to_row_index,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +33,10 @@ class Ragged:
     offsets: Tensor  # [N + 1] int64
 
     def __post_init__(self) -> None:
+        for name, part in (("values", self.values), ("offsets", self.offsets)):
+            if not isinstance(part, Tensor) or (problem := layout_problem(part)) or part.ndim == 0:
+                what = type(part).__name__ if not isinstance(part, Tensor) else problem or "a scalar"
+                raise ValueError(f"{name} of a Ragged must be a dense Tensor with rows, got {what}")
         offsets, total = self.offsets, len(self.values)
         if offsets.ndim != 1 or offsets.dtype != torch.int64 or len(offsets) == 0:
             raise ValueError(f"offsets must be int64 [N + 1], got {offsets.dtype} {tuple(offsets.shape)}")
@@ -53,7 +65,14 @@ class Ragged:
     @classmethod
     def from_lengths(cls, values: Tensor, lengths: Sequence[int] | Tensor) -> Ragged:
         """`values [sum n_i, ...]` cut into rows of `lengths [N]`."""
-        lengths = torch.as_tensor(lengths, dtype=torch.int64).cpu()
+        try:
+            counts = torch.as_tensor(lengths).cpu()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(f"lengths must be whole numbers [N], got {lengths!r:.80}: {error}") from error
+        is_float = counts.is_floating_point() or counts.is_complex() or counts.dtype == torch.bool
+        if counts.ndim != 1 or (is_float and len(counts)):
+            raise ValueError(f"lengths must be whole numbers [N], got {counts.dtype} {tuple(counts.shape)}")
+        lengths = counts.to(torch.int64)
         offsets = torch.zeros(len(lengths) + 1, dtype=torch.int64)
         torch.cumsum(lengths, 0, out=offsets[1:])
         return cls(values, offsets)
@@ -63,6 +82,8 @@ class Ragged:
         """The rows of all parts, in order. They must agree in dtype and trailing shape."""
         if not parts:
             raise ValueError("Ragged.concat needs at least one part")
+        if odd := [type(part).__name__ for part in parts if not isinstance(part, Ragged)]:
+            raise ValueError(f"Ragged.concat joins Ragged fields, got {odd[0]}")
         if len(kinds := {(part.dtype, tuple(part.values.shape[1:])) for part in parts}) > 1:
             raise ValueError(f"Ragged.concat: dtypes and trailing shapes differ: {sorted(map(str, kinds))}")
         return cls.from_lengths(torch.cat([p.values for p in parts]), torch.cat([p.lengths for p in parts]))
@@ -132,6 +153,12 @@ class Ragged:
 
     def to_padded(self, pad: float | int | bool = 0) -> Tensor:
         """`[N, max n_i, ...]`, short rows filled with `pad` at the end."""
+        try:
+            fills = self.values.new_full((), pad)
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(f"to_padded: {self.dtype} cannot hold the padding {pad!r}: {error}") from error
+        if not (self.values.is_floating_point() or self.values.is_complex()) and fills.item() != pad:
+            raise ValueError(f"to_padded: {self.dtype} cannot hold the padding {pad!r}, which would be {fills.item()}")
         lengths = self.lengths
         width = int(lengths.max()) if len(self) else 0
         padded = self.values.new_full((len(self), width, *self.values.shape[1:]), pad)

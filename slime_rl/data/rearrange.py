@@ -62,6 +62,8 @@ class Rearrange:
         `meta_info["metrics"]` of the parts becomes a dict of lists; every other meta key that several parts have must
         be equal in them. All parts must have the same fields.
         """
+        if not isinstance(parts, Iterable):
+            raise ValueError(f"concat joins a list of batches, got {type(parts).__name__}")
         parts = list(parts)
         if not parts:
             raise ValueError("concat needs at least one part")
@@ -148,6 +150,8 @@ class Rearrange:
     def unfold_column_chunks(self, num_chunks: int, split_keys: Sequence[str]) -> Self:
         """Dense `split_keys` `[N, C, ...]` as `[N * num_chunks, C / num_chunks, ...]`; other rows are repeated."""
         num_chunks = _check_count("unfold_column_chunks: the number of chunks", num_chunks, 1)
+        if isinstance(split_keys, str):
+            raise ValueError(f"unfold_column_chunks: needs a list of names, got {split_keys!r}")
         repeated = self.repeat(num_chunks)
         tensors = dict(repeated.tensors)
         for key in split_keys:

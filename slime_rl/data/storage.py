@@ -22,32 +22,45 @@ from slime_rl.data.ragged import Ragged
 from slime_rl.data.tensor_file import load_tensors, problem_of, write_tensors
 
 FORMAT = 1
+_FILES = ("batch.json", "batch.safetensors")
 P = TypeVar("P", bound=DataProto)
 
 
 def save_batch(batch: DataProto, folder: str | Path) -> None:
-    """Write `batch` to `folder`, which appears whole or not at all; one that exists is replaced.
+    """Write `batch` to `folder`, which appears whole or not at all; a batch that is there is replaced.
 
     Raises:
-        ValueError: what cannot be written, or would not come back as it is; names the field, and the row of an object.
-            Nothing is left of it.
+        ValueError: something else is there, or there is no room; what cannot be written, or would not come back as it
+            is (names the field, and the row of an object). Nothing is left of it.
     """
     folder = Path(folder)
     _check_fields(batch, folder)
-    aside = folder.with_name(f"{folder.name}.partial")
+    _check_place(folder)
+    aside, before = folder.with_name(f"{folder.name}.partial"), folder.with_name(f"{folder.name}.before")
     shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
     try:
+        aside.mkdir(parents=True)
         _write(batch, aside)
+        if folder.exists():
+            shutil.rmtree(before, ignore_errors=True)
+            folder.rename(before)
+        aside.rename(folder)
     except BaseException as error:
         shutil.rmtree(aside, ignore_errors=True)
-        if isinstance(error, ValueError):
+        if isinstance(error, ValueError | OSError):
             raise ValueError(f"{folder}: cannot be written: {error}") from error
         raise
-    if folder.exists():
-        shutil.rmtree(folder)
-    aside.rename(folder)
+    shutil.rmtree(before, ignore_errors=True)
     sync_file(folder.parent)
+
+
+def _check_place(folder: Path) -> None:
+    """Raise ValueError where something else than a saved batch would be replaced."""
+    if folder.is_dir():
+        if others := sorted(path.name for path in folder.iterdir() if path.name not in _FILES):
+            raise ValueError(f"{folder}: holds {', '.join(others[:5])}, which is no saved batch; choose another folder")
+    elif folder.exists():
+        raise ValueError(f"{folder}: is a file; choose another folder")
 
 
 def _check_fields(batch: DataProto, folder: Path) -> None:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import pickle
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -225,3 +227,38 @@ def test_a_conjugate_view_pickles() -> None:
     values = torch.tensor([1 + 2j, 3j], dtype=torch.complex64)
     for view in (values.conj(), values.conj().imag):
         assert pickle.loads(pickle.dumps(DataProto({"x": view}), protocol=5)) == DataProto({"x": view})
+
+
+@pytest.mark.filterwarnings("ignore")  # torch finds some of these kinds old or new
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda: torch.eye(2).to_sparse(), "is sparse_coo; make it dense"),
+        (lambda: torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]), "is a nested tensor; make it a Ragged"),
+        (lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), "is quantized; dequantize it"),
+    ],
+)
+def test_tensors_without_plain_rows_are_refused_by_field(make: Callable[[], torch.Tensor], problem: str) -> None:
+    tensor = make()
+    with pytest.raises(ValueError, match=rf"tensors\['a'\] {problem}"):
+        DataProto({"a": tensor})
+    with pytest.raises(ValueError, match="values of a Ragged must be a dense Tensor with rows"):
+        Ragged(tensor, torch.tensor([0, 2]))
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        (lambda batch: batch.select("ab"), "select: needs a list of names, got 'ab'"),
+        (lambda batch: batch.pop(5), "pop: needs a list of names, got 5|select: needs a list of names, got 5"),
+        (lambda batch: batch.unfold_column_chunks(1, "ab"), "unfold_column_chunks: needs a list of names, got 'ab'"),
+        (lambda batch: batch.to("nowhere"), "to: needs a device, got 'nowhere'"),
+        (lambda batch: batch.to(torch.float16), "to: needs a device, got torch.float16"),
+        (lambda batch: DataProto.concat(5), "concat joins a list of batches, got int"),  # pyright: ignore
+        (lambda batch: DataProto([1]), "tensors must be a dictionary, got list"),  # pyright: ignore
+        (lambda batch: DataProto({}, {}, 5), "meta_info must be a dictionary, got int"),  # pyright: ignore
+    ],
+)
+def test_what_is_of_another_kind_than_asked_for_is_named(action: Callable[[Any], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        action(DataProto({"a": torch.ones(2, 2), "b": torch.ones(2, 2)}))

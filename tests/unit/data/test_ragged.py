@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import pickle
 import random
 from typing import Any
@@ -133,3 +134,30 @@ def test_pickling_hands_the_memory_over_out_of_band(dtype: torch.dtype) -> None:
 def test_rows_that_are_no_numbers_or_do_not_fit_together_are_named(rows: Any, dtype: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"Ragged.from_list: .*{message}"):
         Ragged.from_list(rows, dtype)
+
+
+@pytest.mark.parametrize("lengths", ["ab", 2, [1.0, 1.0], [1.9, 0.1], [True, True], [[1], [1]], None])
+def test_lengths_are_whole_numbers(lengths: Any) -> None:
+    with pytest.raises(ValueError, match="lengths must be whole numbers"):
+        Ragged.from_lengths(torch.arange(2), lengths)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "pad"),
+    [(torch.int64, math.nan), (torch.int64, 0.5), (torch.uint8, -1), (torch.uint8, 300), (torch.bool, 2)],
+)
+def test_padding_that_would_become_something_else_is_refused(dtype: torch.dtype, pad: float) -> None:
+    with pytest.raises(ValueError, match=f"to_padded: {dtype} cannot hold the padding {pad}"):
+        Ragged.from_list([[1], [1, 0]], dtype).to_padded(pad)
+
+
+def test_what_is_no_ragged_cannot_be_one_or_join_one() -> None:
+    for values, offsets in (
+        ([1], torch.tensor([0, 1])),
+        (torch.tensor([1]), [0, 1]),
+        (torch.tensor(1), torch.tensor([0, 1])),
+    ):
+        with pytest.raises(ValueError, match="of a Ragged must be a dense Tensor with rows"):
+            Ragged(values, offsets)  # pyright: ignore
+    with pytest.raises(ValueError, match="joins Ragged fields, got Tensor"):
+        Ragged.concat([Ragged.from_list([[1]]), torch.ones(2)])  # pyright: ignore

@@ -122,3 +122,21 @@ def test_a_saved_batch_that_fits_no_rule_is_named_by_its_folder(tmp_path: Path) 
     file.write_text(file.read_text().replace('"shape": [2]', '"shape": [1, 2]'))
     with pytest.raises(ValueError, match=r"/b: fields must have equal numbers of rows"):
         load_batch(tmp_path / "b")
+
+
+def test_only_a_batch_is_replaced(tmp_path: Path) -> None:
+    batch, other = DataProto({"a": torch.arange(3)}), DataProto({"a": torch.arange(4)})
+    save_batch(batch, tmp_path / "batch")
+    save_batch(other, tmp_path / "batch")
+    assert load_batch(tmp_path / "batch") == other
+    assert [path.name for path in tmp_path.iterdir()] == ["batch"]
+    mine = tmp_path / "folder" / "results.txt"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    for place, problem in ((mine.parent, r"holds results\.txt, which is no saved batch"), (mine, "is a file")):
+        with pytest.raises(ValueError, match=f"{place}: {problem}"):
+            save_batch(batch, place)
+    with pytest.raises(ValueError, match=f"{mine}/below: cannot be written: .*Not a directory"):
+        save_batch(batch, mine / "below")
+    assert mine.read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["batch", "folder"]
