@@ -30,10 +30,12 @@ MakeBuffer = Callable[[], DataBuffer]
 
 
 class CountingSource:
-    """A PromptSource over seven numbered prompts, in order, epoch after epoch."""
+    """A PromptSource over seven numbered prompts, in order, epoch after epoch. It gives the same objects each time."""
 
     def __init__(self) -> None:
         self.position = 0
+        rows = range(NUM_PROMPTS)
+        self.prompts = [Prompt(source_index=i, prompt=f"prompt {i}", label=[i], metadata={}) for i in rows]
 
     def next_prompts(self, num_prompts: int) -> list[tuple[int, Prompt]]:
         numbers = range(self.position, self.position + num_prompts)
@@ -41,7 +43,7 @@ class CountingSource:
         return [(number // NUM_PROMPTS, self.get(number % NUM_PROMPTS)) for number in numbers]
 
     def get(self, source_index: int) -> Prompt:
-        return Prompt(source_index=source_index, prompt=f"prompt {source_index}", label=source_index, metadata={})
+        return self.prompts[source_index]
 
     def state_dict(self) -> dict[str, Any]:
         return {"position": self.position}
@@ -117,14 +119,16 @@ def reserves_new_groups_with_stable_numbers(make: MakeBuffer) -> None:
 
 
 def gives_each_sample_objects_of_its_own(make: MakeBuffer) -> None:
-    """A generate function may write into the metadata of its sample while others are at work."""
+    """A generate function may write into its sample; others, those of the next epoch too, must not see it."""
     buffer = make()
-    samples = [sample for group in buffer.reserve(2) for sample in group.samples]
+    groups = buffer.reserve(NUM_PROMPTS + 1)
+    samples = [*groups[0].samples, *groups[-1].samples]  # of the same prompt in two epochs
     for number, sample in enumerate(samples):
-        sample.metadata["number"], sample.reward_info["number"] = number, number
+        sample.metadata[str(number)] = sample.reward_info[str(number)] = number
         sample.tokens.append(number)
-    seen = [(s.metadata["number"], s.reward_info["number"], len(s.tokens)) for s in samples]
-    expect(seen == [(i, i, 1) for i in range(len(samples))], "no two samples share metadata, reward_info, tokens", seen)
+        sample.label.append(number)
+    seen = [(len(s.metadata), len(s.reward_info), len(s.tokens), len(s.label)) for s in samples]
+    expect(set(seen) == {(1, 1, 1, 2)}, "no two samples share metadata, reward_info, tokens or label", seen)
 
 
 def takes_what_was_admitted_unchanged(make: MakeBuffer) -> None:

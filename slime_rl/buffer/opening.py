@@ -31,4 +31,9 @@ def open_buffer(config: Config, encode: Callable[[Prompt], Sequence[int]]) -> Da
         source = OwnSource(source, f"--data-source-path {path}")
     if isinstance(source, LengthLimited):
         source.limit_lengths(encode)
-    return BUFFERS.load(config.buffer.buffer_path)(config, source)
+    name = config.buffer.buffer_path
+    make_buffer = BUFFERS.load(name)
+    if name in BUFFERS.builtins:
+        return make_buffer(config, source)
+    with own_code(f"--buffer-path {name}", ", when it was made"):
+        return make_buffer(config, source)

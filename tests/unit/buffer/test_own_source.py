@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from factories import make_config
 
+from slime_rl.buffer.ledger_buffer import LedgerBuffer
 from slime_rl.buffer.opening import open_buffer
 from slime_rl.config import Config
 from slime_rl.protocols import CountsSkippedRows, LengthLimited
@@ -41,6 +42,9 @@ class Skipping(Mine):
 
     def limit_lengths(self, encode: Any) -> None:
         self.encode = encode
+
+
+class MyBuffer(LedgerBuffer): ...
 
 
 def prompt(row: int) -> Prompt:
@@ -123,3 +127,12 @@ def test_skipped_rows_must_be_counts(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Skipping, "skipped_rows", lambda self: wrong)
     with pytest.raises(ValueError, match="test_own_source:Skipping: skipped_rows must return whole numbers by reason"):
         opened(tmp_path, "Skipping").counts()
+
+
+def test_what_a_buffer_of_one_s_own_raises_when_it_is_made_comes_with_the_flag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MyBuffer, "__init__", broken)
+    config = make_config(tmp_path, "--buffer-path", "test_own_source:MyBuffer")
+    with pytest.raises(ValueError, match=r"--buffer-path test_own_source:MyBuffer raised KeyError: 'oops' at .*:\d+"):
+        open_buffer(config, lambda prompt: [])
