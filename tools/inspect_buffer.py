@@ -37,7 +37,10 @@ def find_checkpoint(run: Path) -> Path | None:
         if (root / "buffer.json").is_file():
             return root
         if (root / "latest").is_file():
-            return root / (root / "latest").read_text().strip()
+            try:
+                return root / (root / "latest").read_text(encoding="utf-8").strip()
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{root / 'latest'}: is damaged: {error}") from error
     return None
 
 

@@ -52,7 +52,9 @@ def judge_groups(flag: str, where: str, groups: Sequence[Group], judge: Callable
     with own_code(flag, where):
         chosen = judge(list(copies))
     if not isinstance(chosen, list) or not all(isinstance(group, Group) for group in chosen):
-        raise ValueError(f"{flag} must return a list of groups, got {type(chosen).__name__}")
+        got = next(type(c).__name__ for c in chosen if not isinstance(c, Group)) if isinstance(chosen, list) else None
+        what = f"a list with a {got}" if got else type(chosen).__name__
+        raise ValueError(f"{flag} must return a list of groups, got {what}{where}")
     for before, after, samples in zip(groups, copies, given, strict=True):
         if change := _change_in_group(before, after, samples):
             raise ValueError(f"{flag} {change}, for group {before.group_index}{where}; {_RULE}")

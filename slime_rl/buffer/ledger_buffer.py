@@ -11,6 +11,7 @@ step again.
 from __future__ import annotations
 
 import copy
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -28,10 +29,12 @@ from slime_rl.buffer.replay import ReplayPool
 from slime_rl.buffer.saved_parts import part_of_state, read_numbering, read_payloads, read_promised, read_records
 from slime_rl.config import Config
 from slime_rl.data.codec import decode, encode
-from slime_rl.protocols import BufferFilter, CountsSkippedRows, PromptSource
+from slime_rl.protocols import BufferFilter, CountsSkippedRows, PromptSource, Stateful
+from slime_rl.registry import own_code
 from slime_rl.types import Group, Prompt, Sample
 
 FORMAT = 3
+log = logging.getLogger(__name__)
 
 
 class _Record(NamedTuple):
@@ -192,7 +195,7 @@ class LedgerBuffer:
             "source": encode(self.source.state_dict(), "state of --data-source-path"),
             "records": torch.tensor(records, dtype=torch.int64).reshape(-1, 4),
             "replay": self.replay.state_dict(),
-            "policies": {flag: encode(policy.state_dict(), flag) for flag, policy in self.policies.items()},
+            "policies": {flag: encode(_state_of(flag, policy), flag) for flag, policy in self.policies.items()},
             "promised": [[step, list(groups)] for step, groups in sorted(promised.items())],
             "payloads": [packed.to_flat() for packed in self.payloads.packed()],
         }
@@ -223,8 +226,14 @@ class LedgerBuffer:
         with part_of_state("source"):
             self.source.load_state_dict(decode(state["source"]))  # refuses another dataset before anything changes
         with part_of_state("policies"):
-            for flag in self.policies.keys() & state["policies"].keys():  # one that is new begins anew
-                self.policies[flag].load_state_dict(decode(state["policies"][flag]))
+            for flag, saved in state["policies"].items():
+                if flag not in self.policies:
+                    log.warning(
+                        "--load: the state of %s is not used: this run has another one, which begins anew", flag
+                    )
+                    continue
+                with own_code(flag, ", given a saved state"):
+                    self.policies[flag].load_state_dict(decode(saved))
         self.ledger, self.replay, self._records, self._promised = ledger, replay, records, promised
         self._first_index = first_index
         self._ranked, self._by_oldest, self._by_newest = RankedGroups(), RankedGroups(), RankedGroups()
@@ -351,6 +360,11 @@ class LedgerBuffer:
 
     def _objects(self, group_indices: list[int]) -> list[Group]:
         return self.payloads.get_many(group_indices)
+
+
+def _state_of(flag: str, policy: Stateful) -> dict[str, Any]:
+    with own_code(flag, ", asked for its state"):
+        return policy.state_dict()
 
 
 def _check_rank(rank: Any) -> None:

@@ -51,12 +51,12 @@ PROMPT_SOURCES = ExtensionPoint(
 
 
 def stateful_policies(config: Config) -> dict[str, Stateful]:
-    """Those of the run's filters that have a state to keep, by flag."""
+    """Those of the run's filters that have a state to keep, by flag and value: another filter has another state."""
     options = config.buffer
     chosen = [
         (BUFFER_FILTERS, options.buffer_filter_path),
         (DYNAMIC_FILTERS, options.dynamic_filter_path),
         (SAMPLE_FILTERS, options.sample_filter_path),
     ]
-    loaded = {point.flag: point.load(path) for point, path in chosen if path is not None}
+    loaded = {f"{point.flag} {path}": point.load(path) for point, path in chosen if path is not None}
     return {flag: policy for flag, policy in loaded.items() if isinstance(policy, Stateful)}

@@ -403,3 +403,32 @@ def test_a_step_of_another_size_after_a_resume_begins_with_what_it_had_taken(tmp
     resumed = resume(tmp_path, buffer, "--buffer-filter-path", "freshest_first")
     assert indices(resumed.take(0, 3)) == [4, 3, 2]
     assert indices(resumed.take(1, 2)) == [1, 0]
+
+
+class OtherState(EveryOther):
+    def state_dict(self) -> dict[str, Any]:
+        raise RuntimeError("nothing to save")
+
+
+FIRST, SECOND, STATELESS = EveryOther(), EveryOther(), OtherState()
+
+
+def test_the_state_of_a_filter_is_not_given_to_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = saved(make_buffer(tmp_path, "--buffer-filter-path", f"{__name__}:FIRST"))
+
+    def fail(self: EveryOther, state: dict[str, Any]) -> None:
+        raise KeyError("mine")
+
+    monkeypatch.setattr(EveryOther, "load_state_dict", fail)
+    make_buffer(tmp_path, "--buffer-filter-path", f"{__name__}:SECOND").load_state_dict(state)
+    assert f"the state of --buffer-filter-path {__name__}:FIRST is not used" in caplog.text
+    with pytest.raises(
+        ValueError, match=f"^--buffer-filter-path {__name__}:FIRST raised KeyError: 'mine' at .*saved state"
+    ):
+        make_buffer(tmp_path, "--buffer-filter-path", f"{__name__}:FIRST").load_state_dict(state)
+    with pytest.raises(
+        ValueError, match=f"^--buffer-filter-path {__name__}:STATELESS raised RuntimeError: nothing to save"
+    ):
+        make_buffer(tmp_path, "--buffer-filter-path", f"{__name__}:STATELESS").state_dict()
