@@ -201,7 +201,9 @@ def test_watch_has_a_default_and_takes_times_alone(
         assert f"--watch must be a number of seconds > 0, got {wrong}" in capsys.readouterr().err
 
 
-def test_a_damaged_pointer_to_the_newest_checkpoint_is_named(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_damaged_pointer_to_the_newest_checkpoint_is_named(
+    tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "latest").write_bytes(b"\xff\xfe")
-    assert main([str(tmp_path)]) == 1
+    assert tool.main([str(tmp_path)]) == 1
     assert f"error: {tmp_path / 'latest'}: is damaged" in capsys.readouterr().err
