@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import random
+import re
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,7 +27,8 @@ from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from torch.distributed.checkpoint.api import CheckpointException
 
 from slime_rl.trainer.checkpoint_writer import InProcessSaveStrategy
-from slime_rl.trainer.model import unwrap
+from slime_rl.trainer.model import global_names, unwrap
+from slime_rl.trainer.optimizer import make_moments
 from slime_rl.trainer.pending_save import PendingSave
 from slime_rl.trainer.state import TrainState
 
@@ -59,10 +61,12 @@ def _plan(state: TrainState, path: Path, step: int, extra: dict[str, Any]) -> An
     if dist.get_rank() == 0:
         path.mkdir(parents=True, exist_ok=True)
     dist.barrier()
+    make_moments(state.optimizer)
     content = _sharded(state, is_loading=False) | {
         "step": step,
         "extra": extra,
         "expert_split": _expert_split(state),
+        "freeze_params": list(state.config.model.freeze_params),
         "scheduler": state.scheduler.state_dict(),
     }
     strategy = FullyParallelSaveStrategyWrapper(InProcessSaveStrategy(), state.layout.dp_cp.group)
@@ -79,7 +83,9 @@ def load(state: TrainState, path: Path) -> dict[str, Any]:
     Raises:
         ValueError: the folder holds no checkpoint, or it does not fit the model.
     """
-    check_expert_split(_common(path).get("expert_split"), _expert_split(state), path)
+    common = _common(path)
+    check_expert_split(common.get("expert_split"), _expert_split(state), path)
+    _check_frozen(common.get("freeze_params"), state, path)
     content = _load(state, _sharded(state, is_loading=True), path)
     for i, model in enumerate(state.models):
         unwrap(model).load_state_dict(content[_model_key(state, i)], strict=False)  # not strict: no _extra_state here
@@ -143,6 +149,31 @@ def check_expert_split(saved: list[int] | None, now: list[int] | None, path: Pat
             f"--load {path}: was saved with --expert-model-parallel-size {saved[0]} (expert tensor parallel size "
             f"{saved[1]}), this run has {now[0]} ({now[1]}); the optimizer state of experts cannot be loaded with "
             "other sizes. Use the same, or take the weights alone with --finetune"
+        )
+
+
+def _check_frozen(saved: list[str] | None, state: TrainState, path: Path) -> None:
+    """What was frozen has no optimizer state in the checkpoint, so nothing of it may train now. Collective.
+
+    Raises:
+        ValueError: it would; names the patterns of both runs.
+    """
+    if not saved or saved == list(state.config.model.freeze_params):
+        return
+    trains = [
+        name
+        for model in state.models
+        for name, parameter in global_names(unwrap(model))
+        if parameter.requires_grad and any(re.search(pattern, name) for pattern in saved)
+    ]
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, trains[:1])
+    if names := sorted(name for part in found for name in part):
+        now = " ".join(state.config.model.freeze_params) or "none"
+        raise ValueError(
+            f"--load {path}: was saved with --freeze-params {' '.join(saved)}, this run has {now}; {names[0]} would "
+            "train, and the checkpoint has no optimizer state of it. Freeze the same, or take the weights alone with "
+            "--finetune"
         )
 
 

@@ -66,7 +66,7 @@ def freeze(models: list[Any], patterns: tuple[str, ...]) -> None:
     """
     matched, num_left = set(), 0
     for model in models:
-        for name, parameter in _global_names(unwrap(model)):
+        for name, parameter in global_names(unwrap(model)):
             hits = {pattern for pattern in patterns if re.search(pattern, name)}
             parameter.requires_grad_(not hits)
             matched |= hits
@@ -80,7 +80,7 @@ def freeze(models: list[Any], patterns: tuple[str, ...]) -> None:
         raise ValueError(f"--freeze-params {' '.join(patterns)}: nothing is left to train on some worker")
 
 
-def _global_names(gpt: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
+def global_names(gpt: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
     """Parameters of a pipeline stage, layers counted over the whole model.
 
     A tied output layer on a stage of its own is the embedding: frozen on one stage alone, its gradients would be waited

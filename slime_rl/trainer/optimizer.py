@@ -29,8 +29,21 @@ def wrap_ddp(models: list[Any], transformer_config: Any, args: MegatronArgs) -> 
 
 
 def _sum_grads(models: list[Any], num_tokens: Any = None, **options: Any) -> None:
-    """Megatron's last step of a backward pass, without its division by tokens: the token weights hold it already."""
+    """Megatron's last step of a backward pass, without its division by tokens: the token weights hold it already.
+
+    It moves router biases, too, which `step` is to do: until then a dump must find the weights before the update, and
+    where a number is not finite nothing must have changed.
+    """
+    before = [(router, router.expert_bias.clone()) for router in _routers_with_bias(models)]
     finalize_model_grads(models, None, **options)
+    for router, bias in before:
+        router.next_expert_bias = router.expert_bias.clone()
+        router.expert_bias.copy_(bias)
+
+
+def _routers_with_bias(models: list[Any]) -> list[Any]:
+    modules = [module for model in models for module in model.modules()]
+    return [module for module in modules if getattr(module, "expert_bias", None) is not None]
 
 
 def _one_or_all(functions: list[Any]) -> Any:
@@ -88,6 +101,17 @@ def zero_grad(models: list[Any], optimizer: Any) -> None:
     optimizer.zero_grad()
 
 
+def make_moments(optimizer: Any) -> None:
+    """Adam's moments where no update has made them yet, as 0: a policy that waits for its critic can be saved."""
+    chained = [one.optimizer for one in getattr(optimizer, "chained_optimizers", [optimizer])]
+    for adam in [one for one in chained if one is not None]:  # a worker without parameters has none
+        for group in adam.param_groups:
+            for p in group["params"]:
+                if not adam.state[p]:
+                    adam.state[p].update(exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
+            group.setdefault("step", 0)
+
+
 def grad_norm(optimizer: Any) -> float:
     """Norm of the summed gradients over all parameters; the same on every rank."""
     optimizer.prepare_grads()
@@ -98,6 +122,8 @@ def step(models: list[Any], optimizer: Any, scheduler: OptimizerParamScheduler) 
     """Clip, update, gather the parameters, advance the schedule; the learning rate that was used."""
     rate = learning_rate(optimizer)
     optimizer.step()
+    for router in _routers_with_bias(models):
+        router.expert_bias.copy_(router.next_expert_bias)
     for model in models:
         if model.ddp_config.overlap_param_gather:
             model.start_param_sync(force_sync=True)  # the deferred output layer has no hook that would wait for it

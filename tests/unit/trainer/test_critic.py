@@ -134,3 +134,22 @@ def test_values_without_a_critic_are_refused(model_path: Path) -> None:
 def test_critic_flags_without_a_critic_are_refused(model_path: Path) -> None:
     with pytest.raises(ValueError, match="--critic-lr needs --advantage-estimator gae"):
         make_config(model_path, "--critic-lr", "1e-3")
+
+
+def test_a_policy_that_waits_for_its_critic_is_saved_and_resumed(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "model", num_hidden_layers=1)
+
+    def weights_after(steps: list[int], *, load: bool = False, save: bool = False) -> list[torch.Tensor]:
+        flags = ["--advantage-estimator", "gae", "--critic-warmup-steps", "2"]
+        with open_worker(make_config(tmp_path / "model", *flags)) as worker:
+            if load:
+                worker.load(tmp_path / "saved")
+            for step in steps:
+                worker.train(step, make_batch(step))
+            if save:
+                worker.save(tmp_path / "saved", 1, {})
+            return [tensor.clone() for _, tensor in worker.export_weights()]
+
+    unbroken = weights_after([0, 1, 2])
+    weights_after([0], save=True)
+    assert all(map(torch.equal, unbroken, weights_after([1, 2], load=True)))

@@ -57,6 +57,28 @@ def test_every_update_of_the_step_is_replayed_exactly(run_dir: Path) -> None:
             worker.shutdown()
 
 
+def test_router_biases_in_a_dump_are_those_before_the_update(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "model", "deepseek_v3", num_hidden_layers=2)
+    flags = ["--megatron-moe-router-bias-update-rate", "0.01", "--dump-train-steps", "0", "--run-dir", str(tmp_path)]
+    name = "0/decoder.layers.1.mlp.router.expert_bias"
+    with open_worker(make_config(tmp_path / "model", *flags)) as worker:
+        from slime_rl.trainer.dump import named_weights
+
+        biases = [dict(named_weights(worker.state.models))[name].clone()]
+        worker.train(0, make_batch(0))
+        biases.append(dict(named_weights(worker.state.models))[name].clone())
+    assert (biases[1] - biases[0]).abs() == pytest.approx(torch.full((4,), 0.01), rel=1e-4)  # it has moved
+    (folder,) = find_updates(tmp_path, 0)
+    dumped = load_file(folder / "rank_00000/tensors.safetensors")[f"weights/{name}"]
+    assert torch.equal(dumped, biases[0])
+    worker = make_worker(folder, 0, free_ports(1)[0])
+    try:
+        replay = replay_update(worker, folder)
+        assert replay.metrics == replay.record["metrics"]
+    finally:
+        worker.shutdown()
+
+
 def test_tool_shows_that_the_logged_loss_comes_out_again(run_dir: Path) -> None:
     command = [sys.executable, str(ROOT / "tools" / "replay_step.py"), str(run_dir), "1"]
     outcome = subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -389,6 +389,18 @@ def test_a_resumed_run_follows_its_own_optimizer_flags(model_path: Path, tmp_pat
     assert group_after([1], *changed, load=True) == expected
 
 
+def test_what_was_frozen_cannot_train_after_a_resume_and_the_flag_is_named(model_path: Path, tmp_path: Path) -> None:
+    with open_worker(make_config(model_path, "--freeze-params", "embedding", "norm")) as worker:
+        worker.save(tmp_path, 1, {})
+    with open_worker(make_config(model_path, "--freeze-params", "norm", "word_embeddings", "layers.0")) as worker:
+        assert worker.load(tmp_path)["step"] == 1
+    with (
+        open_worker(make_config(model_path, "--freeze-params", "norm")) as worker,
+        pytest.raises(ValueError, match=r"--freeze-params embedding norm, this run has norm; embedding\.word"),
+    ):
+        worker.load(tmp_path)
+
+
 def test_weights_alone_are_taken_from_a_checkpoint(model_path: Path, tmp_path: Path) -> None:
     batch = make_batch()
     with open_worker(make_config(model_path)) as worker:
