@@ -111,12 +111,15 @@ class EngineClient:
             finally:
                 scope.queued -= 1  # also when its caller gives up: whoever counts would wait for ever
             if scope.interrupted:
+                scope.was_cut = True
                 return NOTHING
             if scope.has_sent:
                 scope.queued_s += now() - came_at
             else:
                 scope.has_sent, scope.started_at = True, now()
-            return await self._generate(scope.requests, input_ids, sampling_params, routing_key)
+            answer = await self._generate(scope.requests, input_ids, sampling_params, routing_key)
+            scope.was_cut = answer.finish_reason == "abort"
+            return answer
 
     async def _generate(
         self, requests: set[str], input_ids: list[int], sampling_params: dict[str, Any], routing_key: str | None

@@ -11,6 +11,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable
+from statistics import fmean
 
 from slime_rl.buffer.sources import check_prompt_lengths, read_prompts
 from slime_rl.config import Config
@@ -102,24 +103,36 @@ class Evaluator:
 
 
 def summarise(groups: list[Group]) -> dict[str, float]:
-    """Accuracy (mean reward), pass@k, majority vote, lengths and truncation."""
+    """Accuracy (mean reward), pass@k, majority vote, lengths and truncation.
+
+    The samples that a generate function makes of one count once: with the mean of their rewards, and the last answer.
+    """
     samples = [sample for group in groups for sample in group.samples]
-    rewards = [sample.reward or 0.0 for sample in samples]
-    solved = [sum((sample.reward or 0.0) >= SOLVED for sample in group.samples) for group in groups]
+    tries = [_episodes(group) for group in groups]
+    rewards = [[fmean(sample.reward or 0.0 for sample in episode) for episode in episodes] for episodes in tries]
+    solved = [sum(reward >= SOLVED for reward in found) for found in rewards]
     metrics = {
-        "accuracy": sum(rewards) / len(rewards),
+        "accuracy": fmean(reward for found in rewards for reward in found),
         "pass_at_k": sum(count > 0 for count in solved) / len(solved),
-        "response_length_mean": sum(s.response_length for s in samples) / len(samples),
+        "response_length_mean": fmean(sample.response_length for sample in samples),
         "truncated_fraction": sum(s.status is Status.TRUNCATED for s in samples) / len(samples),
         "num_prompts": float(len(groups)),
     }
-    n = min(len(group.samples) for group in groups)
+    n = min(len(episodes) for episodes in tries)
     if n > 1:
-        metrics["majority"] = sum(majority(group.samples) for group in groups) / len(groups)
+        metrics["majority"] = fmean(majority([episode[-1] for episode in episodes]) for episodes in tries)
         for k in (2**i for i in range(n.bit_length()) if 2**i <= n):
-            chances = [pass_at_k(len(g.samples), count, k) for g, count in zip(groups, solved, strict=True)]
-            metrics[f"pass_at_{k}"] = sum(chances) / len(chances)
+            chances = [pass_at_k(len(found), count, k) for found, count in zip(rewards, solved, strict=True)]
+            metrics[f"pass_at_{k}"] = fmean(chances)
     return metrics
+
+
+def _episodes(group: Group) -> list[list[Sample]]:
+    """The samples of each episode, together."""
+    episodes: dict[int, list[Sample]] = {}
+    for sample in group.samples:
+        episodes.setdefault(sample.rollout_id, []).append(sample)
+    return list(episodes.values())
 
 
 def pass_at_k(n: int, num_right: int, k: int) -> float:

@@ -10,7 +10,7 @@ from slime_rl.types import Group, Sample
 
 BASELINE = "baseline_reward"  # in Sample.reward_info; becomes `baseline_rewards` of the batch
 
-Generate = Callable[[Sample, dict[str, Any]], Awaitable[Sample | list[Sample]]]
+Generate = Callable[[Sample, dict[str, Any]], Awaitable[list[Sample]]]
 Score = Callable[[list[Sample]], Awaitable[None]]
 
 
@@ -35,8 +35,7 @@ async def add_greedy_baseline(group: Group, sampling_params: dict[str, Any], gen
     False when it was interrupted: the group has no baseline yet.
     """
     greedy = {**sampling_params, "temperature": 0.0, "top_p": 1.0, "top_k": -1}
-    produced = await generate(bare_sample(group), greedy)
-    samples = produced if isinstance(produced, list) else [produced]
+    samples = await generate(bare_sample(group), greedy)
     if not all(sample.status.is_finished for sample in samples):
         return False
     await score(samples)

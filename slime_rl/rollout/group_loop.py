@@ -14,7 +14,7 @@ from slime_rl.config import Config
 from slime_rl.protocols import DataBuffer, RolloutFunction
 from slime_rl.registry import ExtensionPoint
 from slime_rl.rollout.ages import AgeLimit
-from slime_rl.rollout.groups import GroupRunner
+from slime_rl.rollout.groups import FAILED, NOTHING_TO_TRAIN, GroupRunner
 from slime_rl.rollout.in_flight import InFlight
 from slime_rl.rollout.runtime import current_runtime
 from slime_rl.types import RolloutOutput
@@ -83,8 +83,25 @@ def too_many_dropped(config: Config, step: int, buffer: DataBuffer, spent: str) 
     """Why a step's groups do not come together, for the user."""
     drops = {k.removeprefix("dropped/"): v for k, v in buffer.counts().items() if k.startswith("dropped/")}
     listed = ", ".join(f"{count} dropped for {reason}" for reason, count in sorted(drops.items())) or "none dropped"
+    most = max(drops, key=lambda reason: drops[reason], default="")
     return (
         f"step {step}: only {len(buffer)} of {config.train.rollout_batch_size} groups after {spent} "
-        f"(--max-sampling-rounds): {listed}. The filter drops nearly everything: use easier or more varied prompts, a "
-        "higher --rollout-temperature, or another --dynamic-filter-path"
+        f"(--max-sampling-rounds): {listed}. {_advice(most)}"
+    )
+
+
+def _advice(reason: str) -> str:
+    """What to do about most groups being dropped for `reason`."""
+    if reason.startswith("error_"):
+        return "The generate or reward function raises for nearly every group: --rollout-error stop shows where"
+    if reason in ("over_age", "stale", "late_samples"):
+        return (
+            "Groups take too long: give them a higher --sample-deadline-s, --max-staleness, --buffer-max-age or "
+            "--max-group-attempts, or shorten --max-response-len"
+        )
+    if reason in (FAILED, NOTHING_TO_TRAIN):
+        return "The generate function gives up on, or masks, nearly everything that it generates"
+    return (
+        "The filter drops nearly everything: use easier or more varied prompts, a higher --rollout-temperature, or "
+        "another --dynamic-filter-path"
     )

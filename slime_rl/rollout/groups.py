@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple, TypeVar
 
 from slime_rl.buffer.filters import drop_reason, filter_samples
+from slime_rl.buffer.keepable import check_and_weigh
 from slime_rl.buffer.policies import DYNAMIC_FILTERS, SAMPLE_FILTERS
 from slime_rl.config import Config
 from slime_rl.data.rendering import render_prompt
@@ -23,9 +25,10 @@ from slime_rl.rollout.generate import GENERATE_FUNCTIONS, seeded
 from slime_rl.rollout.greedy import add_greedy_baseline
 from slime_rl.rollout.rewards import REWARDS
 from slime_rl.rollout.runtime import current_runtime
-from slime_rl.rollout.scope import SampleScope, use_scope
+from slime_rl.rollout.scope import SampleScope, current_scope, use_scope
 from slime_rl.types import MAX_REWARD, Group, Sample, Status, all_finite
 
+log = logging.getLogger(__name__)
 UNFINISHED = "unfinished"  # verdict on a group that has samples to generate yet: back to the buffer
 OnStart = Callable[[SampleScope], None]
 _DROP_HINT = "--rollout-error drop would drop the group instead"
@@ -63,6 +66,7 @@ class GroupRunner:
         path = config.buffer.sample_filter_path
         self.sample_filter: SampleFilter | None = SAMPLE_FILTERS.load(path) if path else None
         self._scopes: dict[int, list[SampleScope]] = {}  # of groups under way
+        self._told: set[type[BaseException]] = set()
 
     async def run(
         self,
@@ -81,9 +85,12 @@ class GroupRunner:
         group.attempts += 1
         try:
             verdict = await self.bounded(group, self._generate_and_score(group, sampling_params, on_start, wants_all))
+            if self.config.rollout.rollout_error == "drop":
+                check_and_weigh(group)  # the buffer would refuse it, and that is no error that it can drop a group for
         except Exception as error:
             if self.config.rollout.rollout_error == "stop":
                 raise
+            self._tell(group, error)
             self.wasted_tokens += sum(s.num_trained_tokens for s in group.samples if isinstance(s.loss_mask, list))
             return f"error_{type(error).__name__}"
         if verdict is None:
@@ -91,6 +98,13 @@ class GroupRunner:
         if verdict not in (None, UNFINISHED):
             self.wasted_tokens += group.num_trained_tokens
         return verdict
+
+    def _tell(self, group: Group, error: Exception) -> None:
+        """Log what a group is dropped for, each kind of error once."""
+        kind = type(error.__cause__ or error)
+        if kind not in self._told:
+            self._told.add(kind)
+            log.warning("group %d is dropped (--rollout-error drop), as others may be: %s", group.group_index, error)
 
     async def _generate_and_score(
         self,
@@ -178,7 +192,7 @@ class GroupRunner:
     @property
     def _functions(self) -> str:
         """The flags of the user's functions, for messages."""
-        return f"--generate-function-path {self.config.rollout.generate_function_path} or {reward_flag(self.config)}"
+        return f"{self._generate_flag} or {reward_flag(self.config)}"
 
     async def generate_samples(
         self, group: Group, sampling_params: dict[str, Any], on_start: OnStart | None = None
@@ -223,13 +237,12 @@ class GroupRunner:
         if scope is None or scope.task is None:
             return [sample]
         if not scope.task.cancelled():
-            produced = _as_list(self.config, sample, scope.task.result())
+            produced = scope.task.result()
         elif scope.interrupted:
             produced = [sample]
+            _check_generated(self._generate_flag, sample)
         else:
             raise ValueError(f"{self._functions} raised CancelledError, for sample {sample.index}; {_DROP_HINT}")
-        for made in produced:
-            _check_generated(self.config, made)
         self._account(begun, produced)
         return produced
 
@@ -261,13 +274,33 @@ class GroupRunner:
         self.reward_seconds += time.monotonic() - started
         set_rewards(self.config, samples, values)
 
-    async def _generate_one(self, sample: Sample, sampling_params: dict[str, Any]) -> Sample | list[Sample]:
-        path = self.config.rollout.generate_function_path
+    async def _generate_one(self, sample: Sample, sampling_params: dict[str, Any]) -> list[Sample]:
+        """What the generate function makes of a sample, checked."""
+        path, flag = self.config.rollout.generate_function_path, self._generate_flag
         # Ours tell of the engine's answer and of the client's deadline; an own one's ValueError may be any.
         explained = () if ":" in path else (ValueError, TimeoutError)
-        where = f", for sample {sample.index}; {_DROP_HINT}"
-        with own_code(f"--generate-function-path {path}", where, explained):
-            return await self.generate(self.config, sample, sampling_params)
+        with own_code(flag, f", for sample {sample.index}; {_DROP_HINT}", explained):
+            result: Any = await self.generate(self.config, sample, sampling_params)
+        produced = result if isinstance(result, list) else [result]
+        if not produced:
+            raise ValueError(f"{flag} returned an empty list for sample {sample.index}; give it Status.FAILED instead")
+        for made in produced:
+            _check_fields(flag, made)
+        if len({id(made) for made in produced}) < len(produced):
+            raise ValueError(f"{flag} returned one Sample object twice for sample {sample.index}")
+        scope = current_scope()
+        was_cut = scope is not None and scope.was_cut
+        for made in produced:
+            if was_cut and made.status.is_finished:
+                made.status = Status.ABORTED  # the engine has not ended it: nobody may take it for whole
+            _check_generated(flag, made)
+            if made.status is Status.PENDING and not was_cut and not (scope is not None and scope.interrupted):
+                raise ValueError(f"{flag}: sample {made.index} is still pending; set its status, such as COMPLETED")
+        return produced
+
+    @property
+    def _generate_flag(self) -> str:
+        return f"--generate-function-path {self.config.rollout.generate_function_path}"
 
     def _account(self, begun: Begun, produced: list[Sample]) -> None:
         """Of a sample that had tokens: what was made of them."""
@@ -298,6 +331,12 @@ def encode_prompt(
 ) -> list[int]:
     """Token ids `[P]` of a prompt, its tools rendered by the chat template."""
     return render_prompt(tokenizer, prompt, config.data.apply_chat_template, row_tools(config, metadata))
+
+
+_KINDS = {
+    **{"status": Status, "response": str, "prompt_length": int, "metadata": dict, "reward_info": dict},
+    **dict.fromkeys(("tokens", "loss_mask", "rollout_log_probs", "weight_versions"), list),
+}
 
 
 def mask_older(sample: Sample) -> int:
@@ -339,25 +378,23 @@ def reward_flag(config: Config) -> str:
 
 
 def _as_number(value: Any) -> float | None:
+    if isinstance(value, (str, bytes)):
+        return None  # "1" may be a count, an answer or a score
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
 
 
-def _as_list(config: Config, sample: Sample, result: Any) -> list[Any]:
-    """What a generate function made of `sample`, as a list."""
-    produced = result if isinstance(result, list) else [result]
-    if not produced:
-        flag = f"--generate-function-path {config.rollout.generate_function_path}"
-        raise ValueError(f"{flag} returned an empty list for sample {sample.index}; give it Status.FAILED instead")
-    return produced
-
-
-def _check_generated(config: Config, sample: Any) -> None:
-    flag = f"--generate-function-path {config.rollout.generate_function_path}"
+def _check_fields(flag: str, sample: Any) -> None:
     if not isinstance(sample, Sample):
         raise ValueError(f"{flag} must return a Sample or a list of them, got {type(sample).__name__}")
+    for name, kind in _KINDS.items():
+        if not isinstance(value := getattr(sample, name), kind):
+            raise ValueError(f"{flag}: {name} of sample {sample.index} must be a {kind.__name__}, got {value!r:.60}")
+
+
+def _check_generated(flag: str, sample: Sample) -> None:
     if sample.response_length != len(sample.tokens) - sample.prompt_length:
         raise ValueError(
             f"{flag}: sample {sample.index} has {len(sample.tokens) - sample.prompt_length} response tokens but "

@@ -43,6 +43,13 @@ class Flight:
     fate: Fate = "keep"  # what becomes of it when it ends unfinished
     surplus: bool = False  # handed back for no fault of its own
     interrupted_at: float | None = None
+    was_cancelled: bool = False
+
+    def cancel(self, task: asyncio.Task[str | None]) -> None:
+        """Once: a further cancellation would break off the waiting for what does not end."""
+        if not self.was_cancelled:
+            self.was_cancelled = True
+            task.cancel()
 
 
 def _is_interrupted(flight: Flight) -> bool:
@@ -103,7 +110,7 @@ class InFlight:
         if self._watch is not None and self._watch.done():
             self._watch.result()  # nothing else would tell of its failure
         while self._ended:
-            task = self._ended.pop()
+            task = self._ended.pop(0)
             self._enter(self.flights.pop(task), UNFINISHED if task.cancelled() else task.result())
 
     def wake(self) -> None:
@@ -182,7 +189,7 @@ class InFlight:
         while self.flights:
             for task, flight in self.flights.items():
                 if not any(scope.is_running for scope in flight.scopes) and not task.done():
-                    task.cancel()  # generated: a slow judge is not waited for
+                    flight.cancel(task)  # generated: a slow judge is not waited for
             await self.settle(WATCH_S)
 
     async def close(self) -> None:
@@ -217,10 +224,10 @@ class InFlight:
                 scope.started_at = now if scope.started_at is None else scope.started_at
                 if now > scope.started_at + scope.queued_s + deadline_s:
                     scope.interrupt(now)
-            if scope.interrupted_at is not None and now > scope.interrupted_at + GRACE_S and scope.task is not None:
-                scope.task.cancel()
+            if scope.interrupted_at is not None and now > scope.interrupted_at + GRACE_S:
+                scope.cancel()
         if flight.interrupted_at is not None and now > flight.interrupted_at + 2 * GRACE_S:
-            task.cancel()
+            flight.cancel(task)
 
     async def _abort_interrupted(self) -> None:
         scopes = [scope for flight in self.flights.values() for scope in flight.scopes if scope.interrupted]

@@ -27,6 +27,8 @@ class SampleScope:
     queued: int = 0  # requests that wait for a free slot at the engines
     queued_s: float = 0.0  # how long later requests than the first have waited for one
     interrupted_at: float | None = None
+    was_cut: bool = False  # the last answer of an engine ended with an abort
+    was_cancelled: bool = False
 
     @property
     def interrupted(self) -> bool:
@@ -36,6 +38,12 @@ class SampleScope:
     def is_running(self) -> bool:
         return self.task is not None and not self.task.done()
 
+    def cancel(self) -> None:
+        """For one that does not listen. Once: a further cancellation would break off its cleaning up."""
+        if self.task is not None and not self.was_cancelled:
+            self.was_cancelled = True
+            self.task.cancel()
+
     def interrupt(self, now: float) -> None:
         """Idempotent; whoever interrupts also aborts `requests` (`InFlight` does)."""
         if self.interrupted_at is None:
@@ -43,7 +51,7 @@ class SampleScope:
 
 
 def current_scope() -> SampleScope | None:
-    """The sample on whose behalf this task runs; None outside of a rollout, as in evaluation."""
+    """The sample on whose behalf this task runs; None outside of a rollout."""
     return _current.get()
 
 

@@ -14,9 +14,9 @@ from slime_rl.buffer.sources import FilePromptSource
 from slime_rl.config import Config
 from slime_rl.config.evaluation import for_evaluation
 from slime_rl.rollout.continuous import ContinuousProduction
-from slime_rl.rollout.evaluation import Evaluator, majority, pass_at_k
+from slime_rl.rollout.evaluation import Evaluator, majority, pass_at_k, summarise
 from slime_rl.rollout.runtime import RolloutRuntime, use_runtime
-from slime_rl.types import Prompt, Sample
+from slime_rl.types import Group, Prompt, Sample, Status
 
 
 @pytest.mark.parametrize(("n", "right", "k"), [(4, 0, 2), (4, 1, 2), (5, 3, 2), (6, 2, 4), (3, 3, 1)])
@@ -37,6 +37,16 @@ def test_the_majority_decides_by_final_answer() -> None:
     assert majority(answered("so \\boxed{5}", "Answer: 5", "4", right="5")) == 1.0
     assert majority(answered("4", "4", "5", right="5")) == 0.0
     assert majority(answered("4", "5", right="5")) == 0.5
+
+
+def test_samples_of_one_episode_count_once() -> None:
+    """Two tries at one prompt: a right one of three branches, a wrong one of a single branch."""
+    samples = answered("5", "5", "5", "4", right="5")
+    for sample, episode in zip(samples, (0, 0, 0, 1), strict=True):
+        sample.rollout_id, sample.status = episode, Status.COMPLETED
+    metrics = summarise([Group(group_index=0, source_index=0, epoch=0, samples=samples)])
+    assert (metrics["accuracy"], metrics["pass_at_1"], metrics["pass_at_2"]) == (0.5, 0.5, 1.0)
+    assert metrics["majority"] == 0.5 and "pass_at_4" not in metrics
 
 
 def test_a_set_has_its_own_settings(tmp_path: Path) -> None:
