@@ -119,6 +119,7 @@ class EngineClient:
                 scope.has_sent, scope.started_at = True, now()
             answer = await self._generate(scope.requests, input_ids, sampling_params, routing_key)
             scope.was_cut = answer.finish_reason == "abort"
+            scope.num_sampled += len(answer.tokens)
             return answer
 
     async def _generate(

@@ -43,7 +43,7 @@ class Begun(NamedTuple):
 
     sample: Sample
     scope: SampleScope | None  # None where nothing was left to generate
-    tokens: list[int]  # [L] of an interrupted sample that goes on, else empty
+    goes_on: bool  # it was interrupted before, and has tokens
     num_trained_tokens: int
 
 
@@ -221,15 +221,14 @@ class GroupRunner:
         if not sample.status.is_finished and left <= 0:
             sample.status = Status.TRUNCATED
         if sample.status.is_finished:
-            return Begun(sample, None, [], 0)
-        tokens = list(sample.tokens) if sample.response_length else []
-        scope, num_trained_tokens = SampleScope(), sample.num_trained_tokens
+            return Begun(sample, None, False, 0)
+        scope, goes_on, num_trained_tokens = SampleScope(), sample.response_length > 0, sample.num_trained_tokens
         with use_scope(scope):
             params = seeded(self.config, sample, {**sampling_params, "max_new_tokens": left})
             scope.task = tasks.create_task(self._generate_one(sample, params))
         if on_start is not None:
             on_start(scope)
-        return Begun(sample, scope, tokens, num_trained_tokens)
+        return Begun(sample, scope, goes_on, num_trained_tokens)
 
     def _produced(self, begun: Begun) -> list[Sample]:
         """What the generate function has made of a sample, checked."""
@@ -243,7 +242,7 @@ class GroupRunner:
             _check_generated(self._generate_flag, sample)
         else:
             raise ValueError(f"{self._functions} raised CancelledError, for sample {sample.index}; {_DROP_HINT}")
-        self._account(begun, produced)
+        self._account(begun, scope, produced)
         return produced
 
     def _leave_out_unfinished(self, group: Group, wants_all: bool) -> str | None:
@@ -302,11 +301,13 @@ class GroupRunner:
     def _generate_flag(self) -> str:
         return f"--generate-function-path {self.config.rollout.generate_function_path}"
 
-    def _account(self, begun: Begun, produced: list[Sample]) -> None:
-        """Of a sample that had tokens: what was made of them."""
-        if begun.num_trained_tokens and not any(s.tokens[: len(begun.tokens)] == begun.tokens for s in produced):
-            self.wasted_tokens += begun.num_trained_tokens  # it has started anew
-        if begun.tokens and self.config.asynchrony.mask_offpolicy_in_partial_rollout:
+    def _account(self, begun: Begun, scope: SampleScope, produced: list[Sample]) -> None:
+        """Of a sample that is or was interrupted: tokens that are in no loss any more, such as those of an episode that
+        cannot go on."""
+        if begun.goes_on or scope.interrupted or scope.was_cut:
+            has = sum(sample.num_trained_tokens for sample in produced)
+            self.wasted_tokens += max(0, begun.num_trained_tokens + scope.num_sampled - has)
+        if begun.goes_on and self.config.asynchrony.mask_offpolicy_in_partial_rollout:
             self.wasted_tokens += sum(mask_older(sample) for sample in produced)
 
 

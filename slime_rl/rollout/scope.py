@@ -27,6 +27,7 @@ class SampleScope:
     queued: int = 0  # requests that wait for a free slot at the engines
     queued_s: float = 0.0  # how long later requests than the first have waited for one
     interrupted_at: float | None = None
+    num_sampled: int = 0  # tokens that engines have answered with
     was_cut: bool = False  # the last answer of an engine ended with an abort
     was_cancelled: bool = False
 

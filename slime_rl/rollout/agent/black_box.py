@@ -44,10 +44,12 @@ async def gateway(config: Config, sample: Sample, sampling_params: dict[str, Any
         try:
             reward = await agent(data, server.base_url, session.key)
         except Exception:
-            if session.interrupted:  # its client was refused: not the agent's mistake
-                sample.status = Status.ABORTED
-                return sample
-            raise
+            if not session.interrupted:  # else its client was refused: not the agent's mistake
+                raise
+            reward = None
+    if session.interrupted:
+        sample.status = Status.ABORTED
+        return sample
     if isinstance(reward, dict):
         session.role_rewards |= {role: _number(config, value) for role, value in reward.items()}
     elif reward is not None:

@@ -176,6 +176,39 @@ def test_every_sampled_token_trains_is_held_or_counts_as_wasted(tmp_path: Path, 
     assert sum(places.values()) == tokens, (flags, places)
 
 
+async def starts_anew(config: Config, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    """As an environment does."""
+    budget = sampling_params["max_new_tokens"] + sample.response_length
+    sample.clear_response()
+    append_generation(
+        sample, await current_runtime().engine.generate(sample.tokens, {**sampling_params, "max_new_tokens": budget})
+    )
+    return sample
+
+
+async def gives_nothing_up(config: Config, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    """As an agent behind the gateway does: all of it, or nothing."""
+    answer = await current_runtime().engine.generate(sample.tokens, sampling_params)
+    if answer.finish_reason == "abort":
+        sample.status = Status.ABORTED
+        return sample
+    append_generation(sample, answer)
+    return sample
+
+
+@pytest.mark.parametrize("name", ["starts_anew", "gives_nothing_up"])
+@pytest.mark.parametrize(
+    "flags", [("--over-sampling-batch-size", "7"), ("--sample-deadline-s", "90"), (*ASYNC, "--no-wait-for-aging")]
+)
+def test_tokens_of_episodes_that_cannot_go_on_count_as_wasted(
+    tmp_path: Path, name: str, flags: tuple[str, ...]
+) -> None:
+    own = ("--generate-function-path", f"test_ages:{name}", "--partial-rollout", "--max-group-attempts", "2")
+    config = scripted_config(tmp_path, 23, *SIZES, *own, *flags)
+    tokens, places = run_virtual(accounted(config, random.Random(0)))
+    assert sum(places.values()) == tokens and places["wasted"] > 0, places
+
+
 @pytest.mark.parametrize(
     "flags",
     [

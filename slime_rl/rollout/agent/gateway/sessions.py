@@ -186,6 +186,8 @@ class Session:
             if part.finish_reason != "abort":
                 return dataclasses.replace(part, tokens=tokens, log_probs=log_probs, versions=versions)
             if len(tokens) >= params["max_new_tokens"]:
+                if scope is not None:
+                    scope.was_cut = False  # it is whole
                 return dataclasses.replace(
                     part, tokens=tokens, log_probs=log_probs, versions=versions, finish_reason="length"
                 )

@@ -233,10 +233,18 @@ def test_an_agent_that_makes_no_call_is_named(tmp_path: Path) -> None:
         run_agent(tmp_path, "test_gateway:silent_agent", [])
 
 
-def test_an_interrupted_agent_starts_anew_later(tmp_path: Path) -> None:
+async def agent_that_takes_errors_for_answers(data: dict[str, Any], base_url: str, api_key: str) -> float:
+    try:
+        return float(await counting_agent(data, base_url, api_key))
+    except Exception:
+        return 0.0
+
+
+@pytest.mark.parametrize("agent", ["counting_agent", "agent_that_takes_errors_for_answers"])
+def test_an_interrupted_agent_starts_anew_later(tmp_path: Path, agent: str) -> None:
     scope = SampleScope()
     scope.interrupt(0.0)
-    sample = run_agent(tmp_path, "test_gateway:counting_agent", [], scope)
+    sample = run_agent(tmp_path, f"test_gateway:{agent}", [], scope)
     assert sample.status is Status.ABORTED and sample.response_length == 0
 
 
