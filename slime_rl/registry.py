@@ -56,26 +56,25 @@ class ExtensionPoint:
         if not callable(value):
             raise ValueError(f"{self.flag}: {spec!r} is a {type(value).__name__}, not something that can be called")
         if "__call__" in vars(self.protocol):
-            self._check_callable(spec, vars(self.protocol)["__call__"], value, skip_self=not inspect.isroutine(value))
+            self._check_callable(spec, vars(self.protocol)["__call__"], _called(value))
             return
         for name, method in vars(self.protocol).items():
             if not inspect.isfunction(method) or (name.startswith("_") and name != "__len__"):
                 continue
             if not callable(getattr(value, name, None)):
                 raise ValueError(f"{self.flag}: {spec!r} has no method {name}{inspect.signature(method)}")
-            self._check_callable(f"{spec}.{name}", method, getattr(value, name), skip_self=False)
+            of_class = inspect.isclass(value) and inspect.isfunction(inspect.getattr_static(value, name))
+            self._check_callable(f"{spec}.{name}", method, getattr(value, name), int(of_class))
 
-    def _check_callable(self, spec: str, expected: Any, value: Any, skip_self: bool) -> None:
+    def _check_callable(self, spec: str, expected: Any, target: Any, num_bound: int = 0) -> None:
+        """`num_bound`: 1 for a method that is called on an instance, whatever it calls that."""
         want = list(inspect.signature(expected).parameters.values())
-        target = value
-        if skip_self and not inspect.isclass(value) and not isinstance(value, functools.partial):
-            target = type(value).__call__
         try:
             have = inspect.signature(target)
         except (TypeError, ValueError):
             return  # a builtin without a signature; nothing to compare with
         names = [p.name for p in want if p.name != "self"]
-        positional = [object()] * (len(names) if "self" not in have.parameters else len(names) + 1)
+        positional = [object()] * (len(names) + num_bound)
         wanted = f"({', '.join(names)})"
         try:
             have.bind(*positional)
@@ -89,6 +88,12 @@ class ExtensionPoint:
     def _choices(self) -> str:
         names = f"one of {', '.join(sorted(self.builtins))} or " if self.builtins else ""
         return f"{names}of the form package.module:name"
+
+
+def _called(value: Any) -> Any:
+    """What runs when `value` is called."""
+    is_plain = inspect.isroutine(value) or inspect.isclass(value) or isinstance(value, functools.partial)
+    return value if is_plain else value.__call__
 
 
 def _suggest(word: str, known: Any) -> str:

@@ -249,21 +249,10 @@ class LedgerBuffer:
 
     def _new_groups(self, count: int) -> list[Group]:
         """The source's next prompts as groups that are not in the ledger yet."""
-        flag = f"--data-source-path {self.config.data.data_source_path}"
-        prompts: Any = self.source.next_prompts(count)
-        if not isinstance(prompts, list) or len(prompts) != count:
-            got = f"{len(prompts)} prompts" if isinstance(prompts, list) else f"a {type(prompts).__name__}"
-            raise ValueError(f"{flag} gave {got} where {count} were asked for")
-        groups = []
-        for group_index, entry in enumerate(prompts, self.ledger.next_group_index):
-            if not (isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[1], Prompt)):
-                raise ValueError(f"{flag} must give pairs of epoch and Prompt, got {entry!r:.80}")
-            epoch, prompt = entry
-            for name, number in (("epoch", epoch), ("source_index", prompt.source_index)):
-                if type(number) is not int or not 0 <= number < 1 << 63:
-                    raise ValueError(f"{flag} must give {name} as a whole number >= 0 and < 2**63, got {number!r:.60}")
-            groups.append(self._group(group_index, prompt, _Record(prompt.source_index, epoch, 0)))
-        return groups
+        return [
+            self._group(group_index, prompt, _Record(prompt.source_index, epoch, 0))
+            for group_index, (epoch, prompt) in enumerate(self.source.next_prompts(count), self.ledger.next_group_index)
+        ]
 
     def _group(self, group_index: int, prompt: Prompt, record: _Record) -> Group:
         """A group with nothing generated. `first_index` moves at a resume with another --n-samples-per-prompt, beyond

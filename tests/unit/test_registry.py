@@ -59,6 +59,19 @@ class SourceWithoutLen:
 
 class SourceWithOtherArguments(WholeSource):
     def get(self): ...
+
+class SourceOfAnotherStyle(WholeSource):
+    def get(this, source_index): ...
+    @staticmethod
+    def next_prompts(num_prompts): ...
+    @classmethod
+    def load_state_dict(kind, state): ...
+
+class RewardOfAnotherStyle:
+    async def __call__(this, config, group):
+        return []
+
+other_reward = RewardOfAnotherStyle()
 """
 
 
@@ -74,7 +87,7 @@ def test_a_registered_name_and_a_path_load_the_same_function() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["good_reward", "reward_with_default", "reward_object", "rewards.score", "partial_reward"]
+    "name", ["good_reward", "reward_with_default", "reward_object", "rewards.score", "partial_reward", "other_reward"]
 )
 def test_everything_that_can_be_called_like_the_protocol_loads(name: str) -> None:
     assert callable(REWARD.load(f"my_plugin:{name}"))
@@ -113,6 +126,7 @@ def test_async_where_a_plain_function_is_called_is_refused() -> None:
 def test_a_class_needs_every_method_of_its_protocol() -> None:
     point = ExtensionPoint("--data-source-path", PromptSource, {})
     assert point.load("my_plugin:WholeSource").__name__ == "WholeSource"
+    assert point.load("my_plugin:SourceOfAnotherStyle").__name__ == "SourceOfAnotherStyle"
     with pytest.raises(ValueError, match=r"--data-source-path: .* has no method __len__"):
         point.load("my_plugin:SourceWithoutLen")
     with pytest.raises(

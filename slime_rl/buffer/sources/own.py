@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -21,11 +22,29 @@ class OwnSource:
                 setattr(self, name, self._guarded(name))
 
     def next_prompts(self, num_prompts: int) -> list[tuple[int, Prompt]]:
+        """When a prompt is refused, none is drawn: a resume with a mended source begins with those that were good."""
+        before = copy.deepcopy(self.state_dict())
+        try:
+            return self._drawn(num_prompts)
+        except ValueError:
+            self.load_state_dict(before)
+            raise
+
+    def _drawn(self, num_prompts: int) -> list[tuple[int, Prompt]]:
         with own_code(self._flag, f", asked for {num_prompts} prompts"):
             drawn: Any = self._source.next_prompts(num_prompts)
-        for entry in drawn if isinstance(drawn, list) else ():  # its form is checked where it is used
-            if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[1], Prompt):
-                self._check(entry[1])
+        if not isinstance(drawn, list) or len(drawn) != num_prompts:
+            got = f"{len(drawn)} prompts" if isinstance(drawn, list) else f"a {type(drawn).__name__}"
+            raise ValueError(f"{self._flag} gave {got} where {num_prompts} were asked for")
+        for entry in drawn:
+            if not (isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[1], Prompt)):
+                raise ValueError(f"{self._flag} must give pairs of epoch and Prompt, got {entry!r:.80}")
+            epoch, prompt = entry
+            for name, number in (("epoch", epoch), ("source_index", prompt.source_index)):
+                if type(number) is not int or not 0 <= number < 1 << 63:
+                    rule = f"must give {name} as a whole number >= 0 and < 2**63"
+                    raise ValueError(f"{self._flag} {rule}, got {number!r:.60}")
+            self._check(prompt)
         return drawn
 
     def get(self, source_index: int) -> Prompt:

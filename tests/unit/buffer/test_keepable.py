@@ -19,6 +19,7 @@ from slime_rl.buffer.keepable import check_and_weigh
 from slime_rl.buffer.ledger_buffer import LedgerBuffer
 from slime_rl.buffer.packed import PackedGroups
 from slime_rl.buffer.sources import FilePromptSource
+from slime_rl.buffer.sources.own import OwnSource
 from slime_rl.types import Group, Sample, Status
 
 
@@ -168,6 +169,8 @@ class BadSource:
     def state_dict(self) -> dict[str, Any]:
         return {}
 
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
 
 @pytest.mark.parametrize(
     ("answer", "message"),
@@ -182,10 +185,10 @@ def test_a_source_that_gives_something_else_is_named_and_nothing_changes(
     tmp_path: Path, answer: Any, message: str
 ) -> None:
     buffer = make_buffer(tmp_path)
-    source = BadSource(None)
+    source: Any = BadSource(None)
     source.answer = answer
-    buffer.source = source  # type: ignore[assignment]
-    with pytest.raises(ValueError, match=f"--data-source-path file {message}"):
+    buffer.source = OwnSource(source, "--data-source-path my:Source")
+    with pytest.raises(ValueError, match=f"--data-source-path my:Source {message}"):
         buffer.reserve(1)
     assert buffer.counts()["reserved"] == 0 and buffer.ledger.next_group_index == 0
     buffer.state_dict()

@@ -139,7 +139,7 @@ def test_a_source_that_runs_short_is_an_error_and_changes_nothing(tmp_path: Path
         get = buffer.source.get
 
         def next_prompts(self, num_prompts: int) -> list[tuple[int, Prompt]]:
-            return []
+            raise ValueError("gave 0 prompts where 2 were asked for")
 
     buffer.source = Dry()  # type: ignore[assignment]
     with pytest.raises(ValueError, match="gave 0 prompts where 2 were asked for"):

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from factories import make_config
 
+from slime_rl.buffer.conformance import through_disk
 from slime_rl.buffer.ledger_buffer import LedgerBuffer
 from slime_rl.buffer.opening import open_buffer
 from slime_rl.config import Config
@@ -136,3 +138,21 @@ def test_what_a_buffer_of_one_s_own_raises_when_it_is_made_comes_with_the_flag(
     config = make_config(tmp_path, "--buffer-path", "test_own_source:MyBuffer")
     with pytest.raises(ValueError, match=r"--buffer-path test_own_source:MyBuffer raised KeyError: 'oops' at .*:\d+"):
         open_buffer(config, lambda prompt: [])
+
+
+def test_when_a_prompt_is_refused_none_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = opened(tmp_path)
+    assert buffer.reserve(2)[1].samples[0].prompt == "p1"
+    monkeypatch.setattr(Mine, "next_prompts", third_is_none)
+    with pytest.raises(ValueError, match="test_own_source:Mine: the prompt of row 4"):
+        buffer.reserve(3)
+    monkeypatch.undo()
+    again = opened(tmp_path)
+    again.load_state_dict(through_disk(buffer.state_dict()))
+    assert [group.samples[0].prompt for group in again.reserve(5)] == [f"p{row}" for row in range(5)]
+
+
+def third_is_none(source: Mine, num_prompts: int) -> list[tuple[int, Prompt]]:
+    source.next += num_prompts
+    rows = range(source.next - num_prompts, source.next)
+    return [(0, replace(prompt(row), prompt=None if row == 4 else f"p{row}")) for row in rows]  # type: ignore[arg-type]
