@@ -214,12 +214,15 @@ def _generation(answer: Any) -> Generation:
     try:
         meta, tokens = answer["meta_info"], answer["output_ids"]
         log_probs = [entry[0] for entry in meta.get("output_token_logprobs") or []]
+        text, num_cached_tokens = answer.get("text") or "", meta.get("cached_tokens") or 0
     except (TypeError, KeyError, IndexError, AttributeError) as error:
         raise ValueError(f"the engine answered something else than a generation: {str(answer)[:300]}") from error
     reason = meta.get("finish_reason") or {}
     kind = reason.get("type", "abort") if isinstance(reason, dict) else str(reason)
     if kind == "abort" and not log_probs:
         return NOTHING  # ended while it waited for its turn
+    if not isinstance(tokens, list) or not all(type(token) is int for token in tokens) or not isinstance(text, str):
+        raise ValueError(f"the engine answered tokens that are no list of numbers, or no text: {str(answer)[:300]}")
     if len(log_probs) != len(tokens):
         raise ValueError(
             f"engine answered {len(tokens)} tokens but {len(log_probs)} log-probs; its meta_info has {sorted(meta)}"
@@ -233,7 +236,7 @@ def _generation(answer: Any) -> Generation:
         tokens=tokens,
         log_probs=log_probs,
         versions=token_versions(meta, len(tokens)),
-        text=answer.get("text", ""),
+        text=text,
         finish_reason=kind,
-        num_cached_tokens=meta.get("cached_tokens", 0),
+        num_cached_tokens=num_cached_tokens,
     )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -19,6 +20,28 @@ def test_generate_returns_exactly_what_was_sampled() -> None:
         assert (result.tokens, result.log_probs, result.versions) == ([7, 8, 2], [-0.5] * 3, [3, 3, 3])
         assert (result.text, result.finish_reason) == ("ab", "stop")
         assert received[0]["input_ids"] == [1, 2] and received[0]["return_logprob"] is True
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"output_ids": None},
+        {"output_ids": 5},
+        {"output_ids": ["x"]},
+        {"output_ids": [1.5]},
+        {"text": 5},
+        {"meta_info": None},
+        {"meta_info": {"output_token_logprobs": [5]}},
+    ],
+)
+def test_an_answer_of_another_form_is_an_error_that_shows_it(changes: dict[str, Any]) -> None:
+    async def go() -> None:
+        async with scripted_engine(lambda body: answer([5]) | changes) as (url, _):
+            async with EngineClient(url, max_in_flight=4, timeout_s=5) as client:
+                with pytest.raises(ValueError, match="the engine answered"):
+                    await client.generate([1], {})
 
     asyncio.run(go())
 
