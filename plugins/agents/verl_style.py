@@ -18,8 +18,13 @@ from typing import Any
 from slime_rl.config import Config
 from slime_rl.protocols import GenerateFunction
 from slime_rl.rollout.client import Generation
+from slime_rl.rollout.generate import generate_whole
 from slime_rl.rollout.runtime import current_runtime
 from slime_rl.types import Sample, Status
+
+
+class Interrupted(Exception):
+    """Ends a loop whose sample the run has interrupted."""
 
 
 @dataclass
@@ -36,14 +41,23 @@ class ServerManager:
     def __init__(self, defaults: dict[str, Any]) -> None:
         self.defaults = defaults
         self.sampled: list[Generation] = []
+        self.interrupted = False  # by the run: loops know no such end, and must not go on from a part of a turn
 
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
     ) -> TokenOutput:
-        """Sample after `prompt_ids`. Temperature and length are the run's unless the loop asks for less length."""
+        """Sample after `prompt_ids`. Temperature and length are the run's unless the loop asks for less length.
+
+        Raises:
+            Interrupted: the run has interrupted the sample.
+        """
         asked = sampling_params.get("max_tokens") or sampling_params.get("max_new_tokens")
         limit = min(self.defaults["max_new_tokens"], asked or self.defaults["max_new_tokens"])
-        answer = await current_runtime().engine.generate(prompt_ids, {**self.defaults, "max_new_tokens": limit})
+        params = {**self.defaults, "max_new_tokens": limit}
+        answer = await generate_whole(list(prompt_ids), params, routing_key=str(request_id))
+        if answer.finish_reason == "abort":
+            self.interrupted = True
+            raise Interrupted("the run has interrupted this sample; it starts anew later")
         self.sampled.append(answer)
         return TokenOutput(answer.tokens, answer.log_probs)
 
@@ -66,7 +80,15 @@ def from_verl(loop_class: type) -> GenerateFunction:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         row = {"raw_prompt": messages, "extra_info": sample.metadata, "reward_model": {"ground_truth": sample.label}}
         sample.clear_response()
-        output = await loop.run(sampling_params, **row)
+        output: Any = None
+        try:
+            output = await loop.run(sampling_params, **row)
+        except Exception:
+            if not manager.interrupted:
+                raise
+        if manager.interrupted:  # also where the loop has made something of it
+            sample.status = Status.ABORTED
+            return sample
         return take_output(sample, output, manager.sampled)
 
     return generate

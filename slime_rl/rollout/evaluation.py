@@ -5,7 +5,6 @@ Production of training samples goes on meanwhile where it is asynchronous; both 
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import math
 import time
@@ -20,6 +19,7 @@ from slime_rl.rollout.generate import eval_sampling_params
 from slime_rl.rollout.groups import GroupRunner
 from slime_rl.rollout.rewards.answers import final_answer, without_thinking
 from slime_rl.rollout.slots import Slots
+from slime_rl.rollout.together import together
 from slime_rl.types import Group, Prompt, Sample, Status
 
 SOLVED = 1.0  # a reward from which on a response counts as right
@@ -48,12 +48,7 @@ class EvaluationSet:
         """
         groups = [self._group(i, prompt) for i, prompt in enumerate(self.prompts)]
         turns = Slots(self.most_groups)
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for group in groups:
-                    tasks.create_task(self._run(group, turns))
-        except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None  # the first one ended the others; it is the one to tell
+        await together(self._run(group, turns) for group in groups)
         return groups
 
     async def _run(self, group: Group, turns: Slots) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from typing import Any
 
 from slime_rl.config import Config
 from slime_rl.protocols import GenerateFunction
 from slime_rl.registry import ExtensionPoint
-from slime_rl.rollout.client import Generation
+from slime_rl.rollout.client import NOTHING, Generation
 from slime_rl.rollout.runtime import current_runtime
+from slime_rl.rollout.scope import current_scope
 from slime_rl.types import Sample, Status
 
 GENERATE_FUNCTIONS = ExtensionPoint(
@@ -23,6 +25,8 @@ GENERATE_FUNCTIONS = ExtensionPoint(
     },
 )
 
+MAX_CONTINUATIONS = 100  # of one answer that engines break off (weight updates, failures)
+DROP_HINT = "--rollout-error drop would drop the group instead"
 _STATUS = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
 
 
@@ -40,6 +44,38 @@ def append_generation(sample: Sample, answer: Generation) -> None:
     sample.append_tokens(answer.tokens, log_probs=answer.log_probs, versions=answer.versions)
     sample.response += answer.text
     sample.status = _STATUS[answer.finish_reason]
+
+
+async def generate_whole(
+    input_ids: list[int], sampling_params: dict[str, Any], *, routing_key: str | None = None
+) -> Generation:
+    """One answer that goes on from its tokens where engines break it off: for callers that cannot go on later.
+
+    Its finish reason is `abort` only when the run has interrupted the sample, which then starts anew.
+
+    Raises:
+        TimeoutError: it was broken off MAX_CONTINUATIONS times; and what the engine's `generate` raises.
+    """
+    engine, scope = current_runtime().engine, current_scope()
+    whole = NOTHING
+    for _ in range(MAX_CONTINUATIONS):
+        left = sampling_params["max_new_tokens"] - len(whole.tokens)
+        params = {**sampling_params, "max_new_tokens": left}
+        part = await engine.generate(input_ids + whole.tokens, params, routing_key=routing_key)
+        whole = dataclasses.replace(
+            part,
+            tokens=whole.tokens + part.tokens,
+            log_probs=whole.log_probs + part.log_probs,
+            versions=whole.versions + part.versions,
+            text=whole.text + part.text,
+        )
+        if part.finish_reason != "abort" or (scope is not None and scope.interrupted):
+            return whole
+        if len(whole.tokens) >= sampling_params["max_new_tokens"]:
+            if scope is not None:
+                scope.was_cut = False  # it is whole
+            return dataclasses.replace(whole, finish_reason="length")
+    raise TimeoutError(f"the engines broke an answer off {MAX_CONTINUATIONS} times")
 
 
 def train_sampling_params(config: Config) -> dict[str, Any]:

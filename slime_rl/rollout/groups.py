@@ -21,17 +21,17 @@ from slime_rl.data.rendering import render_prompt
 from slime_rl.protocols import GenerateFunction, GroupFilter, RewardFunction, SampleFilter
 from slime_rl.registry import own_code
 from slime_rl.rollout.agent.tools import row_tools
-from slime_rl.rollout.generate import GENERATE_FUNCTIONS, seeded
+from slime_rl.rollout.generate import DROP_HINT, GENERATE_FUNCTIONS, seeded
 from slime_rl.rollout.greedy import add_greedy_baseline
 from slime_rl.rollout.rewards import REWARDS
+from slime_rl.rollout.rewards.values import read_values
 from slime_rl.rollout.runtime import current_runtime
 from slime_rl.rollout.scope import SampleScope, current_scope, use_scope
-from slime_rl.types import MAX_REWARD, Group, Sample, Status, all_finite
+from slime_rl.types import Group, Sample, Status, all_finite
 
 log = logging.getLogger(__name__)
 UNFINISHED = "unfinished"  # verdict on a group that has samples to generate yet: back to the buffer
 OnStart = Callable[[SampleScope], None]
-_DROP_HINT = "--rollout-error drop would drop the group instead"
 CANCEL_GRACE_S = 10.0  # for what is cancelled to end
 T = TypeVar("T")
 FAILED = "failed_samples"  # reason for a group of which too few samples are left
@@ -156,7 +156,7 @@ class GroupRunner:
         finally:
             self._scopes.pop(group.group_index, None)
         if task.cancelled():
-            raise ValueError(f"{self._functions} raised CancelledError, for group {group.group_index}; {_DROP_HINT}")
+            raise ValueError(f"{self._functions} raised CancelledError, for group {group.group_index}; {DROP_HINT}")
         if task.done():
             return task.result()
         finished = sum(sample.status.is_finished for sample in group.samples)
@@ -238,10 +238,11 @@ class GroupRunner:
         if not scope.task.cancelled():
             produced = scope.task.result()
         elif scope.interrupted:
+            sample.status = Status.ABORTED  # it may have ended a turn, but not the sample
             produced = [sample]
             _check_generated(self._generate_flag, sample)
         else:
-            raise ValueError(f"{self._functions} raised CancelledError, for sample {sample.index}; {_DROP_HINT}")
+            raise ValueError(f"{self._functions} raised CancelledError, for sample {sample.index}; {DROP_HINT}")
         self._account(begun, scope, produced)
         return produced
 
@@ -266,7 +267,7 @@ class GroupRunner:
         started = time.monotonic()
         group = samples[0].group_index
         with (
-            own_code(reward_flag(self.config), f", for group {group}; {_DROP_HINT}"),
+            own_code(reward_flag(self.config), f", for group {group}; {DROP_HINT}"),
             current_runtime().trace.span("rewards", "reward", group=group),
         ):
             values = await self.reward(self.config, list(samples))  # a list of its own, that it may empty
@@ -278,7 +279,7 @@ class GroupRunner:
         path, flag = self.config.rollout.generate_function_path, self._generate_flag
         # Ours tell of the engine's answer and of the client's deadline; an own one's ValueError may be any.
         explained = () if ":" in path else (ValueError, TimeoutError)
-        with own_code(flag, f", for sample {sample.index}; {_DROP_HINT}", explained):
+        with own_code(flag, f", for sample {sample.index}; {DROP_HINT}", explained):
             result: Any = await self.generate(self.config, sample, sampling_params)
         produced = result if isinstance(result, list) else [result]
         if not produced:
@@ -356,19 +357,7 @@ def set_rewards(config: Config, samples: list[Sample], values: Any) -> None:
     Raises:
         ValueError: not one value per sample, or a value that is no finite number; names the flag and the value.
     """
-    flag = reward_flag(config)
-    if not isinstance(values, (list, tuple)) or len(values) != len(samples):
-        got = f"{len(values)} values" if isinstance(values, (list, tuple)) else f"a {type(values).__name__}"
-        raise ValueError(f"{flag} must return a list with one value for each of the {len(samples)} samples, got {got}")
-    for sample, value in zip(samples, values, strict=True):
-        info: dict[str, Any] = {}
-        if isinstance(value, dict):
-            if "score" not in value:
-                raise ValueError(f"{flag} returned a dict without 'score' for sample {sample.index}: {value!r}")
-            info, value = {k: v for k, v in value.items() if k != "score"}, value["score"]
-        number = _as_number(value)
-        if number is None or not abs(number) <= MAX_REWARD:
-            raise ValueError(f"{flag} must return finite numbers, got {value!r} for sample {sample.index}")
+    for sample, (number, info) in zip(samples, read_values(reward_flag(config), samples, values), strict=True):
         sample.reward, sample.reward_info = number, info
 
 
@@ -376,15 +365,6 @@ def reward_flag(config: Config) -> str:
     """The flag and value that chose the reward function, for messages."""
     path = config.reward.reward_function_path
     return f"--reward-function-path {path}" if path is not None else f"--rm-type {config.reward.rm_type}"
-
-
-def _as_number(value: Any) -> float | None:
-    if isinstance(value, (str, bytes)):
-        return None  # "1" may be a count, an answer or a score
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
 
 
 def _check_fields(flag: str, sample: Any) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 
 from slime_rl.config import Config
 from slime_rl.protocols import Agent
-from slime_rl.registry import ExtensionPoint
+from slime_rl.registry import ExtensionPoint, own_code
+from slime_rl.rollout.generate import DROP_HINT
 from slime_rl.rollout.runtime import current_runtime
 from slime_rl.types import Sample, Status
 
@@ -24,11 +25,11 @@ async def gateway(config: Config, sample: Sample, sampling_params: dict[str, Any
 
     `data` has `prompt`, `label`, `metadata` and `root_url` (for clients that add /v1 themselves). The reward is what
     the agent returns (a dict gives one to each role), or what it posts to `base_url`/session/reward; `--rm-type
-    episode` reads it. When the run
-    interrupts the sample, it comes back as ABORTED and starts anew later: an agent's own state cannot be continued.
+    episode` reads it. When the run interrupts the sample, whatever the agent makes of it, it comes back as ABORTED and
+    starts anew later: an agent's own state cannot be continued.
 
     Raises:
-        ValueError: the agent made no call, or returned something that is no finite number.
+        ValueError: the agent raised, made no call, or returned something that is no finite number; names the flag.
     """
     server = current_runtime().gateway
     if server is None:
@@ -40,14 +41,15 @@ async def gateway(config: Config, sample: Sample, sampling_params: dict[str, Any
         "metadata": {key: value for key, value in sample.metadata.items() if key != "agent"},
         "root_url": server.root_url,
     }
+    reward: Any = None
     with server.session(sample, sampling_params) as session:
         try:
-            reward = await agent(data, server.base_url, session.key)
-        except Exception:
+            with own_code(_flag(config), f", for sample {sample.index}; {DROP_HINT}"):
+                reward = await agent(data, server.base_url, session.key)
+        except ValueError:
             if not session.interrupted:  # else its client was refused: not the agent's mistake
                 raise
-            reward = None
-    if session.interrupted:
+    if session.interrupted:  # also where the agent took the refusal for an end, or for a loss
         sample.status = Status.ABORTED
         return sample
     if isinstance(reward, dict):
@@ -66,5 +68,9 @@ def load_agent(config: Config) -> Agent:
 
 def _number(config: Config, reward: Any) -> float:
     if isinstance(reward, bool) or not isinstance(reward, Real) or not math.isfinite(reward):
-        raise ValueError(f"--agent-path {config.agent.agent_path} must return a finite number or None, got {reward!r}")
+        raise ValueError(f"{_flag(config)} must return a finite number or None, got {reward!r}")
     return float(reward)
+
+
+def _flag(config: Config) -> str:
+    return f"--agent-path {config.agent.agent_path}"

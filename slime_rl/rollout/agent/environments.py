@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from contextlib import AbstractContextManager
 from numbers import Real
 from typing import Any
 
 from slime_rl.config import Config
 from slime_rl.protocols import Environment
-from slime_rl.registry import ExtensionPoint
+from slime_rl.registry import ExtensionPoint, own_code
 from slime_rl.rollout.agent.episode import STATE_KEY, Episode
 from slime_rl.rollout.agent.turns import TurnRenderer
+from slime_rl.rollout.generate import DROP_HINT
 from slime_rl.rollout.runtime import current_runtime
 from slime_rl.types import EnvironmentStart, EnvironmentStep, Sample, Status
 
@@ -39,15 +41,17 @@ async def environment_loop(config: Config, sample: Sample, sampling_params: dict
     "max_turns" and "max_tokens". An interrupted episode starts anew: a world cannot be put back where it was.
 
     Raises:
-        ValueError: a prompt over --max-prompt-len, or a step of another form; names the flag.
+        ValueError: the world raised, a prompt over --max-prompt-len, or a step of another form; names the flag.
 
     A world that fails to close, or does not within --tool-timeout-s, is reported; its episode counts.
     """
     budget = sampling_params["max_new_tokens"] + sample.response_length
     sample.clear_response()
-    world: Environment = load_environment(config)(config, sample)
+    with _asking(config, sample):
+        world: Environment = load_environment(config)(config, sample)
     try:
-        start = await world.reset()
+        with _asking(config, sample):
+            start = await world.reset()
         _check(config, "reset", start, EnvironmentStart)
         _check_messages(config, "reset", start.messages)
         _check_tools(config, start.tools)
@@ -64,7 +68,8 @@ async def _play(config: Config, world: Environment, episode: Episode) -> Sample:
     while (parsed := await episode.turn()) is not None:
         state["num_tool_calls"] += len(parsed.calls)
         state["num_tool_errors"] += int(parsed.malformed)
-        step = await world.step(episode.messages[-1])
+        with _asking(config, episode.sample):
+            step = await world.step(episode.messages[-1])
         _check_step(config, step)
         state["reward"] += float(step.reward)
         if step.done:
@@ -126,8 +131,16 @@ async def _close(config: Config, world: Environment) -> None:
     try:
         async with asyncio.timeout(config.agent.tool_timeout_s):
             await world.close()
-    except Exception as error:  # the episode is over: what it brought stays, and so does the error that ended it
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # the episode is over: what it brought stays, and so does the error that ended it
         log.warning("%s: close failed: %s: %s", _flag(config), type(error).__name__, error)
+
+
+def _asking(config: Config, sample: Sample) -> AbstractContextManager[None]:
+    """Around a call of the world's code."""
+    return own_code(_flag(config), f", for sample {sample.index}; {DROP_HINT}")
 
 
 def _flag(config: Config) -> str:

@@ -52,8 +52,13 @@ class Episode:
         return self.budget - self.sample.response_length
 
     async def turn(self) -> ParsedTurn | None:
-        """One whole turn of the policy; None when the episode is over for now (interrupted, or out of tokens)."""
+        """One whole turn of the policy; None when the episode is over for now (interrupted, or out of tokens).
+
+        A turn that nothing has answered yet (the episode was interrupted meanwhile) is given again.
+        """
         sample = self.sample
+        if self.state["num_turns"] and self.messages[-1]["role"] == "assistant":
+            return read_turn(self.runtime.parser, self._turn_text(), self.tools)
         if self.left <= 0:
             self.end("max_tokens", Status.TRUNCATED)
             return None

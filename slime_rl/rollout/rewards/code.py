@@ -5,7 +5,6 @@ response ──► last code block ──► one fresh interpreter a test (CPU, 
 
 from __future__ import annotations
 
-import asyncio
 import re
 from typing import Any
 
@@ -14,6 +13,7 @@ from slime_rl.rollout.rewards.answers import without_thinking
 from slime_rl.rollout.rewards.code_blocks import last_block
 from slime_rl.rollout.rewards.fence import FenceAnswer, current_fence
 from slime_rl.rollout.rewards.sandbox import MAX_OUTPUT_BYTES, WALL_FACTOR
+from slime_rl.rollout.together import together
 from slime_rl.types import Sample
 
 FENCED = "slime_rl.rollout.rewards.code_fenced:passes"
@@ -33,7 +33,7 @@ async def code(config: Config, group: list[Sample]) -> list[dict[str, Any]]:
     Raises:
         ValueError: a sample without tests, a test of another form, or with an output longer than a program may print.
     """
-    return list(await asyncio.gather(*(_score(config, sample) for sample in group)))
+    return await together(_score(config, sample) for sample in group)
 
 
 async def _score(config: Config, sample: Sample) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime_rl.rollout.rewards.fence_protocol import Failure, FrameError, read_frame, write_frame
+from slime_rl.rollout.together import together
 
 GIB = 1024**3
 IMPORT_TIMEOUT_S = 60.0  # for the first call of a module; sympy takes a second, on a busy machine ten
@@ -88,7 +89,7 @@ class ProcessFence:
         self, function: str, calls: Sequence[tuple[Any, ...]], timeout_s: float | None = None
     ) -> list[FenceAnswer]:
         """One answer per argument tuple, in order; each call has its own deadline and its own fate."""
-        return list(await asyncio.gather(*(self.call(function, *args, timeout_s=timeout_s) for args in calls)))
+        return await together(self.call(function, *args, timeout_s=timeout_s) for args in calls)
 
     def prewarm(self, *modules: str) -> None:
         """Start every process and import `modules` there, in the background; calls made meanwhile wait for it."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import sys
 from typing import Any
 
 from slime_rl.config import Config
 from slime_rl.protocols import RewardFunction
-from slime_rl.registry import ExtensionPoint
+from slime_rl.registry import ExtensionPoint, own_code
+from slime_rl.rollout.rewards.values import read_values
+from slime_rl.rollout.together import together
 from slime_rl.types import Sample
 
 LARGEST = sys.float_info.max
@@ -22,20 +23,29 @@ async def mixture(config: Config, group: list[Sample]) -> list[dict[str, Any]]:
     `reward/<name>` in the sample's reward info.
 
     Raises:
-        ValueError: a row without any reward, a weight that is no number, or a name that cannot be loaded.
+        ValueError: a row without any reward, a weight that is no number, a name that cannot be loaded, or a
+            function that does not return a finite number for each of its samples.
     """
     weights = [weights_of(config, sample) for sample in group]
     names = list(dict.fromkeys(name for row in weights for name in row))
     members = {name: [i for i, row in enumerate(weights) if name in row] for name in names}
     functions = {name: load_reward(name) for name in names}
-    found = await asyncio.gather(*(functions[n](config, [group[i] for i in members[n]]) for n in names))
+    parts = {name: [group[i] for i in members[name]] for name in names}
+    found = await together(_ask(config, name, functions[name], parts[name]) for name in names)
     values: list[dict[str, Any]] = [{"score": 0.0} for _ in group]
-    for name, scores in zip(names, found, strict=True):
-        for i, score in zip(members[name], scores, strict=True):
-            number = float(score["score"] if isinstance(score, dict) else score)
+    for name, numbers in zip(names, found, strict=True):
+        for i, number in zip(members[name], numbers, strict=True):
             values[i]["score"] += weights[i][name] * number
             values[i][f"reward/{name}"] = number
     return values
+
+
+async def _ask(config: Config, name: str, function: RewardFunction, samples: list[Sample]) -> list[float]:
+    """The numbers that one part gives; it gets a list of its own, that it may empty."""
+    flag = f"--rm-type mixture: {name}"
+    with own_code(flag, explained=() if ":" in name else (ValueError, TimeoutError)):
+        values = await function(config, list(samples))
+    return [number for number, _ in read_values(flag, samples, values)]
 
 
 def weights_of(config: Config, sample: Sample) -> dict[str, float]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from slime_rl.config import Config
 from slime_rl.rollout.rewards.http import post_json, reward_service
 from slime_rl.rollout.runtime import current_runtime
+from slime_rl.rollout.together import together
 from slime_rl.types import Sample
 
 
@@ -24,7 +24,7 @@ async def remote(config: Config, group: list[Sample]) -> list[float | dict[str, 
     url = reward_service(config, "remote").url
     size = config.reward.reward_batch_size
     parts = [group[i : i + size] for i in range(0, len(group), size)]
-    answers = await asyncio.gather(*(_ask(config, url, part) for part in parts))
+    answers = await together(_ask(config, url, part) for part in parts)
     return [reward for rewards in answers for reward in rewards]
 
 

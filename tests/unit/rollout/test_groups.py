@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from factories import make_config
 from scripted_engine import answer, scripted_engine
 
@@ -227,6 +228,9 @@ def test_a_sample_that_the_reward_gives_up_on_never_trains(tmp_path: Path) -> No
         ([1.0, None], "finite numbers, got None for sample 1"),
         ([1.0, float("nan")], "finite numbers, got nan"),
         ([1.0, {"acc": 1}], "without 'score'"),
+        ([1.0, 10**400], "finite numbers, got 1000"),
+        ([1.0, torch.ones(2)], "finite numbers, got tensor"),
+        ([1.0, "1.0"], "finite numbers, got '1.0'"),
     ],
 )
 def test_odd_reward_values_are_named(tmp_path: Path, values: Any, message: str) -> None:

@@ -109,6 +109,8 @@ class Gateway:
         finally:
             session.finish()
             del self._open[session.key]
+            for call in session.calls:  # that nobody waits for any more
+                call.cancel()
 
     def _session_of(self, request: web.Request) -> tuple[Session, contextvars.Context]:
         key = request.headers.get("x-api-key") or request.headers.get("Authorization", "").removeprefix("Bearer ")
@@ -122,9 +124,14 @@ class Gateway:
         fields.flag(body.get("stream"), "stream")
         arguments = {**read(body), "role": role_of(body.get("model"))}
         task = asyncio.get_running_loop().create_task(session.complete(**arguments), context=context)
+        session.calls.add(task)
+        task.add_done_callback(session.calls.discard)
         try:
             return session, await task, body
-        except asyncio.CancelledError:  # the client has gone
+        except asyncio.CancelledError:
+            if session.key not in self._open:
+                raise GatewayError(409, "this session is finished") from None
+            # The client has gone.
             if task.done() and not task.cancelled() and task.exception() is None:
                 session.forget(task.result())
             task.cancel()

@@ -27,11 +27,10 @@ from slime_rl.rollout.agent.parsing import ParsedTurn, assistant_message, read_t
 from slime_rl.rollout.agent.template import Message
 from slime_rl.rollout.agent.turns import TurnRenderer
 from slime_rl.rollout.client import Generation, RequestRefused
+from slime_rl.rollout.generate import generate_whole
 from slime_rl.rollout.runtime import current_runtime
-from slime_rl.rollout.scope import current_scope
 from slime_rl.types import Sample, Status
 
-MAX_CONTINUATIONS = 100  # of one answer that aborts (weight updates, engine failures) break off
 ROLE_STRIDE = 1 << 40  # between the rollout_ids of the roles of a session; more than a run has episodes
 
 
@@ -107,6 +106,7 @@ class Session:
         self.num_calls = 0
         self.conversations: dict[str, list[Message]] = {}  # up to each answer that a later call may name by its id
         self.interrupted = False  # by the run: a call was refused for that
+        self.calls: set[asyncio.Task[Turn]] = set()  # under way
         self._renderers: dict[str, TurnRenderer] = {}
 
     async def complete(
@@ -168,30 +168,14 @@ class Session:
 
     async def _generate(self, ids: list[int], params: dict[str, Any]) -> Generation:
         """One whole answer, going on after aborts with what is there."""
-        tokens: list[int] = []
-        log_probs: list[float] = []
-        versions: list[int] = []
-        for _ in range(MAX_CONTINUATIONS):
-            scope = current_scope()
-            if scope is not None and scope.interrupted:
-                self.interrupted = True
-                raise GatewayError(503, "the run has interrupted this session")
-            left = params["max_new_tokens"] - len(tokens)
-            asked = {**params, "max_new_tokens": left}
-            try:
-                part = await current_runtime().engine.generate(ids + tokens, asked, routing_key=self.key)
-            except RequestRefused as error:
-                raise GatewayError(400, str(error)) from error
-            tokens, log_probs, versions = tokens + part.tokens, log_probs + part.log_probs, versions + part.versions
-            if part.finish_reason != "abort":
-                return dataclasses.replace(part, tokens=tokens, log_probs=log_probs, versions=versions)
-            if len(tokens) >= params["max_new_tokens"]:
-                if scope is not None:
-                    scope.was_cut = False  # it is whole
-                return dataclasses.replace(
-                    part, tokens=tokens, log_probs=log_probs, versions=versions, finish_reason="length"
-                )
-        raise GatewayError(503, f"the answer was broken off {MAX_CONTINUATIONS} times")
+        try:
+            answer = await generate_whole(ids, params, routing_key=self.key)
+        except RequestRefused as error:
+            raise GatewayError(400, str(error)) from error
+        if answer.finish_reason == "abort":
+            self.interrupted = True
+            raise GatewayError(503, "the run has interrupted this session")
+        return answer
 
     def _longest_beginning(self, role: str, keys: tuple[str, ...], tools_key: str) -> Turn | None:
         """The turn whose conversation is the longest true beginning of `keys`; the earliest of several."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import asynccontextmanager
@@ -374,6 +375,60 @@ def test_rewards_are_weighed_by_row(tmp_path: Path) -> None:
 def test_a_wrong_mixture_is_named(tmp_path: Path, flags: tuple[str, ...], row: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         score(make_config(tmp_path, *flags), "mixture", [sample("a", "a", **row)])
+
+
+async def two_of_three(config: Any, group: list[Sample]) -> Any:
+    return [1.0] * (len(group) - 1)
+
+
+async def keyed(config: Any, group: list[Sample]) -> Any:
+    return dict.fromkeys(range(len(group)), 1.0)
+
+
+async def scoreless(config: Any, group: list[Sample]) -> Any:
+    return [{"format": 1.0} for _ in group]
+
+
+async def endless(config: Any, group: list[Sample]) -> Any:
+    return [10**400 for _ in group]
+
+
+async def emptying(config: Any, group: list[Sample]) -> Any:
+    group.clear()
+    return [0.0]
+
+
+async def exiting(config: Any, group: list[Sample]) -> Any:
+    sys.exit(3)
+
+
+ended: list[str] = []
+
+
+async def waiting(config: Any, group: list[Sample]) -> Any:
+    try:
+        await asyncio.sleep(30)
+    finally:
+        ended.append("waiting")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("two_of_three", "one value for each of the 1 samples, got 0 values"),
+        ("keyed", "got a dict"),
+        ("scoreless", "a dict without 'score' for sample 0"),
+        ("endless", "finite numbers, got 1000"),
+        ("exiting", "raised SystemExit: 3 at .*test_more_rewards.py"),
+    ],
+)
+def test_a_part_of_a_mixture_is_held_to_the_rules_of_rewards(tmp_path: Path, name: str, message: str) -> None:
+    path = f"test_more_rewards:{name}"
+    row = sample("a", "a", rewards={"test_more_rewards:waiting": 1, path: 1, "test_more_rewards:emptying": 1})
+    ended.clear()
+    with pytest.raises(ValueError, match=f"^--rm-type mixture: {path} .*{message}"):
+        score(make_config(tmp_path), "mixture", [row])
+    assert ended == ["waiting"], "a part that fails ends the others"
 
 
 def test_flags_of_rewards_are_checked(tmp_path: Path) -> None:
