@@ -393,12 +393,31 @@ def parse_config(argv: list[str] | None = None) -> Config:
     Raises:
         ValueError: unknown flag, missing or bad value, or values that do not fit together.
     """
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _parse_config(words)
+    except OSError as error:  # a name that is too long, a folder that may not be looked into
+        path = str(error.filename)
+        raise ValueError(f"{_flag_with(path, words)} cannot be read: {error.strerror}: {path}") from error
+
+
+def _flag_with(path: str, words: list[str]) -> str:
+    """The flag whose value `path` is or lies below; "a path" for one that comes from elsewhere."""
+    flag = "a path"
+    for word in words:
+        flag, _, value = word.partition("=") if word.startswith("--") else (flag, "", word)
+        if value and path.startswith(value):
+            return flag
+    return "a path"
+
+
+def _parse_config(argv: list[str]) -> Config:
     parser = make_parser()
 
     def check_words(words: list[str]) -> None:
         parser.check_alone(split_passthrough(words, list(PASSTHROUGH), parser.flags)[0])
 
-    argv = expand_config_files(list(sys.argv[1:] if argv is None else argv), check_words)
+    argv = expand_config_files(argv, check_words)
     rest, passed = split_passthrough(argv, list(PASSTHROUGH), parser.flags)
     values = vars(parser.parse_strictly(rest))
     values.update({PASSTHROUGH[prefix]: args for prefix, args in passed.items()})

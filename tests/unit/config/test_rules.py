@@ -266,3 +266,9 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match=r"--engine-api-key-file .*key: cannot be read as text: .*0xff"):
         make_config(tmp_path, "--engine-api-key-file", str(tmp_path / "key"))
+
+
+@pytest.mark.parametrize("flag", ["--load", "--load-rollouts", "--ref-load", "--engine-api-key-file"])
+def test_a_path_that_no_file_can_have_is_named_with_its_flag(tmp_path: Path, flag: str) -> None:
+    with pytest.raises(ValueError, match=f"{flag} cannot be read: File name too long: xxx"):
+        make_config(tmp_path, flag, "x" * 300)
