@@ -162,8 +162,8 @@ class EngineClient:
                 async with self._session.get(self.url + "/workers", timeout=timeout) as answer:
                     if answer.status == 200:
                         urls = [worker["url"].rstrip("/") for worker in (await answer.json())["workers"]]
-            except (aiohttp.ClientError, TimeoutError):
-                return urls  # asked again next time
+            except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
+                return urls  # no answer, or one of another form; asked again next time
             self._workers = (now, urls)
         return urls
 

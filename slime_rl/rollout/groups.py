@@ -231,7 +231,7 @@ class GroupRunner:
         return Begun(sample, scope, goes_on, num_trained_tokens)
 
     def _produced(self, begun: Begun) -> list[Sample]:
-        """What the generate function has made of a sample, checked."""
+        """What the generate function has made of a sample, checked; an episode of several that is not whole is none."""
         sample, scope = begun.sample, begun.scope
         if scope is None or scope.task is None:
             return [sample]
@@ -243,6 +243,11 @@ class GroupRunner:
             _check_generated(self._generate_flag, sample)
         else:
             raise ValueError(f"{self._functions} raised CancelledError, for sample {sample.index}; {DROP_HINT}")
+        if len(produced) > 1 and any(made.status in (Status.ABORTED, Status.PENDING) for made in produced):
+            # Pieces that went on one by one would each become several again.
+            _check_fields(self._generate_flag, sample)
+            sample.clear_response()
+            sample.status, produced = Status.ABORTED, [sample]
         self._account(begun, scope, produced)
         return produced
 

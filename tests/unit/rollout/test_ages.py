@@ -67,6 +67,22 @@ def test_a_group_that_begins_anew_has_the_samples_that_it_had_at_first(tmp_path:
     assert all(len(group.samples) <= 4 for group in done.buffer.reserve(done.buffer.counts()["waiting"]))
 
 
+async def always_forks(config: Config, sample: Sample, sampling_params: dict[str, Any]) -> list[Sample]:
+    append_generation(sample, await current_runtime().engine.generate(sample.tokens, sampling_params))
+    mine = {name: list(getattr(sample, name)) for name in ("tokens", "loss_mask", "rollout_log_probs")}
+    return [sample, dataclasses.replace(sample, **mine, weight_versions=list(sample.weight_versions), metadata={})]
+
+
+@pytest.mark.parametrize("flags", [OVER, ("--sample-deadline-s", "100"), (*ASYNC, "--no-wait-for-aging")])
+def test_pieces_of_an_episode_that_was_interrupted_do_not_multiply(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    own = ("--generate-function-path", "test_ages:always_forks", "--partial-rollout", *TINY)
+    done = job(tmp_path, *own, *flags, length_of=rest)
+    assert done.client.num_aborted > 0
+    held = done.buffer.reserve(done.buffer.counts()["waiting"])
+    assert all(len(group.samples) == 4 for groups in done.batches for group in groups)
+    assert all(len(group.samples) <= 4 for group in held)
+
+
 @pytest.mark.parametrize("flags", [(), ("--partial-rollout",), ("--over-age", "drop"), ("--over-age", "mask")])
 @pytest.mark.parametrize("filtered", [False, True])
 def test_over_sampling_at_staleness_0_is_synchronous(tmp_path: Path, flags: tuple[str, ...], filtered: bool) -> None:
