@@ -128,6 +128,8 @@ class InFlight:
                 self._woken.set()
 
         assert scope.task is not None
+        if flight.interrupted_at is not None:  # before it had begun
+            scope.interrupt(flight.interrupted_at)
         flight.scopes.append(scope)
         scope.task.add_done_callback(close)
 

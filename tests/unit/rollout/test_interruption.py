@@ -15,7 +15,8 @@ from slime_rl.buffer.sources import FilePromptSource
 from slime_rl.config import Config
 from slime_rl.rollout.client import EngineClient
 from slime_rl.rollout.group_loop import group_loop
-from slime_rl.rollout.in_flight import GRACE_S
+from slime_rl.rollout.groups import GroupRunner
+from slime_rl.rollout.in_flight import GRACE_S, InFlight
 from slime_rl.rollout.runtime import RolloutRuntime, current_runtime, use_runtime
 from slime_rl.rollout.scope import SampleScope, use_scope
 from slime_rl.types import Group, RolloutOutput, Sample, Status
@@ -297,6 +298,23 @@ def test_a_full_batch_does_not_wait_for_a_slow_judge(tmp_path: Path) -> None:
     assert [g.group_index for g in steps.outputs[0].groups] == [0, 2] and steps.seconds[0] < 21
     (waiting,) = steps.buffer.reserve(1)
     assert [(s.status, s.response_length) for s in waiting.samples] == [(Status.COMPLETED, 20)] * 2  # only to be scored
+
+
+def test_groups_that_are_interrupted_before_they_have_begun_end_at_once(tmp_path: Path) -> None:
+    config = scripted_config(tmp_path, 50, *SIZES)
+
+    async def go() -> tuple[float, int]:
+        buffer = LedgerBuffer(config, FilePromptSource(config))
+        async with ScriptedClient(lambda ids: 100, slots=64) as client:
+            with use_runtime(RolloutRuntime(client=client, tokenizer=CharTokenizer())):
+                flight = InFlight(GroupRunner(config), buffer)
+                flight.start(buffer.reserve(3), 0)
+                await flight.hand_back()
+                await flight.close()
+        return asyncio.get_running_loop().time(), buffer.counts()["waiting"]
+
+    seconds, waiting = run_virtual(go())
+    assert seconds < 1 and waiting == 3
 
 
 def third_is_long(input_ids: list[int]) -> int:
