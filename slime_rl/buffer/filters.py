@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from slime_rl.buffer.judging import judge_samples
 from slime_rl.config import Config
+from slime_rl.data.episodes import mean, rewards_by_role
 from slime_rl.protocols import GroupFilter, SampleFilter
 from slime_rl.registry import own_code
 from slime_rl.types import Group, Sample
@@ -25,10 +26,12 @@ class GroupSummary(NamedTuple):
 
 
 def summarise(group: Group) -> GroupSummary:
-    rewards = [sample.reward for sample in group.samples if sample.reward is not None]
-    mean = statistics.fmean(rewards) if rewards else 0.0
+    """Rewards as advantages compare them: by episode, and within each role; the spread is that of the widest role."""
+    rewards = rewards_by_role(group.samples)
+    average = statistics.fmean(reward for role in rewards for reward in role) if rewards else 0.0
     oldest = group.oldest_version
-    return GroupSummary(group.group_index, -1 if oldest is None else oldest, mean, reward_std(rewards))
+    spread = max(map(reward_std, rewards), default=0.0)
+    return GroupSummary(group.group_index, -1 if oldest is None else oldest, average, spread)
 
 
 def reward_std(rewards: Sequence[float]) -> float:
@@ -56,18 +59,21 @@ by_reward_variance = Ranking(lambda group: (-group.reward_std, group.group_index
 
 
 def nonzero_std(config: Config, group: list[Sample]) -> str | None:
-    """Keep groups whose rewards differ: equal ones give no advantage, so nothing to learn."""
-    rewards = _rewards(group)
-    return "zero_std" if min(rewards) == max(rewards) else None
+    """Keep groups whose rewards differ: equal ones give no advantage, so nothing to learn.
+
+    Compared are episodes, and where agents play roles, those of one role.
+    """
+    return "zero_std" if all(min(rewards) == max(rewards) for rewards in _rewards(group)) else None
 
 
 def reward_band(config: Config, group: list[Sample]) -> str | None:
-    """Keep groups whose mean reward lies strictly between the two values of --reward-band."""
+    """Keep groups whose mean reward (of one of its roles, where agents play several) lies strictly between the two
+    values of --reward-band."""
     low, high = config.buffer.reward_band
-    mean = statistics.fmean(_rewards(group))
-    if mean <= low:
-        return "reward_too_low"
-    return "reward_too_high" if mean >= high else None
+    means = [mean(rewards) for rewards in _rewards(group)]
+    if any(low < average < high for average in means):
+        return None
+    return "reward_too_low" if means[0] <= low else "reward_too_high"
 
 
 def not_all_truncated(config: Config, group: list[Sample]) -> str | None:
@@ -81,11 +87,11 @@ def completed(config: Config, group: list[Sample]) -> list[str | None]:
 
 
 def distinct(config: Config, group: list[Sample]) -> list[str | None]:
-    """A sample filter: of responses with the same tokens, the first trains."""
+    """A sample filter: of responses with the same tokens, to the same prompt, the first trains."""
     seen: set[tuple[int, ...]] = set()
     reasons: list[str | None] = []
     for sample in group:
-        tokens = tuple(sample.response_tokens)
+        tokens = tuple(sample.tokens)  # with the prompt: an agent's calls have different ones
         reasons.append("repeated" if tokens in seen else None)
         seen.add(tokens)
     return reasons
@@ -136,9 +142,8 @@ def _ask(flag: str, config: Config, group_filter: GroupFilter | SampleFilter, gr
     return judge_samples(flag, group, lambda samples: group_filter(config, samples))
 
 
-def _rewards(group: list[Sample]) -> list[float]:
-    rewards = [sample.reward for sample in group if sample.reward is not None]
-    if len(rewards) < len(group) or not group:
-        missing = len(group) - len(rewards)
+def _rewards(group: list[Sample]) -> list[list[float]]:
+    missing = sum(sample.reward is None for sample in group)
+    if missing or not group:
         raise ValueError(f"--dynamic-filter-path: {missing} of {len(group)} samples have no reward yet")
-    return rewards
+    return rewards_by_role(group)

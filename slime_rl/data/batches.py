@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from slime_rl.data.episodes import role_of
 from slime_rl.data.packing import DEFAULT_HIDDEN_SIZE, estimate_flops, partition
 from slime_rl.data.proto import DataProto
 from slime_rl.data.ragged import Ragged
@@ -199,13 +200,9 @@ def rollout_batch_from_groups(
 
 def _role_groups(samples: Sequence[Sample], group_of: list[int]) -> list[int]:
     """Numbers from 0, one for each role of each group: the sides of a game are not compared with each other."""
-    numbers: dict[tuple[int, Any], int] = {}
-    found = []
-    for sample, group in zip(samples, group_of, strict=True):
-        state = sample.metadata.get("agent")
-        role = state.get("role", "") if isinstance(state, dict) else ""
-        found.append(numbers.setdefault((group, role), len(numbers)))
-    return found
+    numbers: dict[tuple[int, str], int] = {}
+    pairs = zip(group_of, map(role_of, samples), strict=True)
+    return [numbers.setdefault(pair, len(numbers)) for pair in pairs]
 
 
 def _check_trainable(sample: Sample) -> None:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from statistics import fmean
 from typing import Any
 
+from slime_rl.data.episodes import rewards_by_role
 from slime_rl.types import Sample, Status
 
 
@@ -96,8 +97,8 @@ METRICS: tuple[Metric, ...] = (
     _metric("rollout/response_length_p<percent>", "tokens", "percentile over finished samples",
             "Length that this percentage of the responses stay below: 10, 25, 50, 75, 90."),
     _metric("rollout/truncated_fraction", "share", _SAMPLES, "Samples that ran into a length limit."),
-    _metric("rollout/zero_std_groups_fraction", "share", "mean over groups of two samples or more",
-            "Groups whose rewards are all equal; they teach GRPO nothing."),
+    _metric("rollout/zero_std_groups_fraction", "share", "mean over groups of two episodes or more",
+            "Groups whose rewards are all equal (within each role of an agent's game); they teach GRPO nothing."),
     _metric("rollout/groups_dropped/<reason>", "groups", "sum since the step before",
             "Groups dropped, by reason: a filter's, over_age and stale (too old), late_samples, nothing_to_train, ..."),
     _metric("rollout/samples_left_out/<reason>", "samples", "sum over the step's groups",
@@ -235,25 +236,25 @@ def _reward_metrics(rewards: list[float]) -> dict[str, float]:
 
 def _agent_metrics(states: list[Any]) -> dict[str, float]:
     """Of multi-turn episodes; `states` are what slime_rl.rollout.agent keeps in metadata["agent"]."""
-    states = [state for state in states if isinstance(state, dict) and "num_turns" in state]
-    if not states:
-        return {}
-    inexact = sum(state["parting"] is not None for state in states)
-    return {
-        "rollout/num_turns_mean": fmean(state["num_turns"] for state in states),
-        "rollout/tool_calls_mean": fmean(state["num_tool_calls"] for state in states),
-        "rollout/tool_errors_mean": fmean(state["num_tool_errors"] for state in states),
-        "rollout/inexact_episodes_fraction": inexact / len(states),
-    }
+    found: dict[str, float] = {}
+    for name, key in (("num_turns", "num_turns"), ("tool_calls", "num_tool_calls"), ("tool_errors", "num_tool_errors")):
+        values = [state.get(key) for state in states if isinstance(state, dict)]
+        if numbers := [value for value in values if isinstance(value, Real)]:
+            found[f"rollout/{name}_mean"] = fmean(map(float, numbers))
+    partings = [state["parting"] is not None for state in states if isinstance(state, dict) and "parting" in state]
+    if partings:
+        found["rollout/inexact_episodes_fraction"] = fmean(partings)
+    return found
 
 
 def _spread_metrics(finished: Iterable[Sample]) -> dict[str, float]:
-    groups: dict[int, list[float]] = {}
+    groups: dict[int, list[Sample]] = {}
     for sample in finished:
         if (value := reward_value(sample.reward)) is not None:
-            groups.setdefault(sample.group_index, []).append(value)
-    compared = [rewards for rewards in groups.values() if len(rewards) > 1]
+            groups.setdefault(sample.group_index, []).append(replace(sample, reward=value))
+    found = [rewards_by_role(samples) for samples in groups.values()]
+    compared = [roles for roles in found if max(map(len, roles)) > 1]
     if not compared:
         return {}
     # Equality, not a standard deviation: seven rewards of 0.1 have a std above 0 in floating point.
-    return {"rollout/zero_std_groups_fraction": fmean(min(r) == max(r) for r in compared)}
+    return {"rollout/zero_std_groups_fraction": fmean(all(min(r) == max(r) for r in roles) for roles in compared)}

@@ -15,6 +15,7 @@ from statistics import fmean
 from slime_rl.buffer.sources import check_prompt_lengths, read_prompts
 from slime_rl.config import Config
 from slime_rl.config.evaluation import for_evaluation
+from slime_rl.data.episodes import episodes_of, mean
 from slime_rl.rollout.generate import eval_sampling_params
 from slime_rl.rollout.groups import GroupRunner
 from slime_rl.rollout.rewards.answers import final_answer, without_thinking
@@ -103,8 +104,8 @@ def summarise(groups: list[Group]) -> dict[str, float]:
     The samples that a generate function makes of one count once: with the mean of their rewards, and the last answer.
     """
     samples = [sample for group in groups for sample in group.samples]
-    tries = [_episodes(group) for group in groups]
-    rewards = [[fmean(sample.reward or 0.0 for sample in episode) for episode in episodes] for episodes in tries]
+    tries = [episodes_of(group.samples) for group in groups]
+    rewards = [[mean([sample.reward or 0.0 for sample in episode]) for episode in episodes] for episodes in tries]
     solved = [sum(reward >= SOLVED for reward in found) for found in rewards]
     metrics = {
         "accuracy": fmean(reward for found in rewards for reward in found),
@@ -120,14 +121,6 @@ def summarise(groups: list[Group]) -> dict[str, float]:
             chances = [pass_at_k(len(found), count, k) for found, count in zip(rewards, solved, strict=True)]
             metrics[f"pass_at_{k}"] = fmean(chances)
     return metrics
-
-
-def _episodes(group: Group) -> list[list[Sample]]:
-    """The samples of each episode, together."""
-    episodes: dict[int, list[Sample]] = {}
-    for sample in group.samples:
-        episodes.setdefault(sample.rollout_id, []).append(sample)
-    return list(episodes.values())
 
 
 def pass_at_k(n: int, num_right: int, k: int) -> float:

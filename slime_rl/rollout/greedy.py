@@ -6,6 +6,7 @@ import copy
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from slime_rl.data.episodes import mean, role_of
 from slime_rl.types import Group, Sample
 
 BASELINE = "baseline_reward"  # in Sample.reward_info; becomes `baseline_rewards` of the batch
@@ -30,7 +31,8 @@ def bare_sample(group: Group) -> Sample:
 
 
 async def add_greedy_baseline(group: Group, sampling_params: dict[str, Any], generate: Generate, score: Score) -> bool:
-    """Generate one response at temperature 0, score it, and note its reward in every sample of the group.
+    """Generate one response at temperature 0, score it, and note its reward (for agents with roles, that of the
+    same role) in every sample of the group.
 
     False when it was interrupted: the group has no baseline yet.
     """
@@ -39,7 +41,9 @@ async def add_greedy_baseline(group: Group, sampling_params: dict[str, Any], gen
     if not all(sample.status.is_finished for sample in samples):
         return False
     await score(samples)
-    baseline = sum(float(sample.reward or 0.0) for sample in samples) / len(samples)
+    roles = {role_of(sample): [s.reward or 0.0 for s in samples if role_of(s) == role_of(sample)] for sample in samples}
+    whole = mean([sample.reward or 0.0 for sample in samples])
     for sample in group.samples:
-        sample.reward_info = {**sample.reward_info, BASELINE: baseline}
+        role = roles.get(role_of(sample))  # one that took no part in the greedy episode is compared with all of it
+        sample.reward_info = {**sample.reward_info, BASELINE: whole if role is None else mean(role)}
     return True

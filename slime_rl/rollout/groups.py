@@ -17,6 +17,7 @@ from slime_rl.buffer.filters import drop_reason, filter_samples
 from slime_rl.buffer.keepable import check_and_weigh
 from slime_rl.buffer.policies import DYNAMIC_FILTERS, SAMPLE_FILTERS
 from slime_rl.config import Config
+from slime_rl.data.episodes import num_attempts
 from slime_rl.data.rendering import render_prompt
 from slime_rl.protocols import GenerateFunction, GroupFilter, RewardFunction, SampleFilter
 from slime_rl.registry import own_code
@@ -257,7 +258,7 @@ class GroupRunner:
         if len(finished) == len(group.samples):
             return None
         minimum = self.config.asynchrony.min_samples_per_group
-        can_do_without = minimum is not None and len(finished) >= minimum
+        can_do_without = minimum is not None and num_attempts(finished) >= minimum
         if can_do_without and not wants_all:
             unfinished = {i: s for i, s in enumerate(group.samples) if not s.status.is_finished}
             self.wasted_tokens += group.leave_out(

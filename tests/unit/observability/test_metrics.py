@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -7,11 +8,14 @@ import pytest
 from slime_rl.observability.metrics import METRICS, find_metric, phase_of, reward_value, summarise_samples
 from slime_rl.types import Sample, Status
 
+numbers = itertools.count()
+
 
 def make_sample(
     reward: Any, length: int = 2, group: int = 0, status: Status = Status.COMPLETED, version: int = 0
 ) -> Sample:
-    sample = Sample(index=0, group_index=group, rollout_id=0, prompt="p", reward=reward, status=status)
+    number = next(numbers)
+    sample = Sample(index=number, group_index=group, rollout_id=number, prompt="p", reward=reward, status=status)
     sample.set_prompt_tokens([1])
     sample.append_tokens([2] * length, log_probs=[-0.1] * length, versions=[version] * length)
     return sample

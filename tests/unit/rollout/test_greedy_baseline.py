@@ -12,9 +12,10 @@ from scripted_engine import answer, scripted_engine
 
 from slime_rl.data.batches import rollout_batch_from_groups
 from slime_rl.rollout.client import EngineClient
+from slime_rl.rollout.greedy import add_greedy_baseline
 from slime_rl.rollout.groups import UNFINISHED, GroupRunner
 from slime_rl.rollout.runtime import RolloutRuntime, use_runtime
-from slime_rl.types import Group, Sample
+from slime_rl.types import Group, Sample, Status
 
 
 async def length_and_size(config: Any, group: list[Sample]) -> list[dict[str, float]]:
@@ -79,3 +80,21 @@ def test_other_estimators_ask_for_no_greedy_response(tmp_path: Path) -> None:
     _, received = run(make_config(tmp_path, *flags("rloo")), groups, greedy_is_longer)
     assert len(received) == 2
     assert "baseline_rewards" not in rollout_batch_from_groups(groups, 0, 0)
+
+
+def test_each_role_of_a_game_is_compared_with_the_same_role() -> None:
+    def side(role: str, reward: float) -> Sample:
+        state = {"agent": {"role": role}}
+        return Sample(
+            index=0, group_index=0, rollout_id=0, prompt="p", metadata=state, reward=reward, status=Status.COMPLETED
+        )
+
+    async def generate(sample: Sample, params: dict[str, Any]) -> list[Sample]:
+        return [side("first", 1.0), side("first", 0.0), side("second", -1.0)]
+
+    async def score(samples: list[Sample]) -> None: ...
+
+    group = make_group(0)
+    group.samples = [side("first", 0.0), side("second", 0.0), side("third", 0.0)]
+    assert asyncio.run(add_greedy_baseline(group, {}, generate, score))
+    assert [sample.reward_info["baseline_reward"] for sample in group.samples] == [0.5, -1.0, 0.0]
