@@ -75,6 +75,16 @@ def test_groups_of_unequal_size_stay_whole() -> None:
     assert rollout_batch_from_groups(groups, 0, 0, 2)["update_ids"].tolist() == [0, 0, 0, 1, 1]
 
 
+def test_a_step_without_a_token_in_its_loss_is_refused() -> None:
+    groups = make_groups(2)
+    for sample in (sample for group in groups for sample in group.samples):
+        sample.loss_mask = [0] * sample.response_length
+    with pytest.raises(ValueError, match="step 3 has nothing to train on: the loss masks of its 4 samples are all 0"):
+        rollout_batch_from_groups(groups, 3, 3)
+    groups[1].samples[0].loss_mask[0] = 1
+    assert rollout_batch_from_groups(groups, 3, 3)["loss_mask"].values.sum() == 1
+
+
 def test_bad_batches_are_refused_with_the_reason() -> None:
     with pytest.raises(ValueError, match="at least one sample"):
         rollout_batch_from_groups([], 0, 0)
