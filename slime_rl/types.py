@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from numbers import Real
 from typing import Any
 
 MAX_REWARD = 3.4e38  # training holds rewards in float32
@@ -31,6 +32,17 @@ def all_finite(numbers: Sequence[Any]) -> bool:
         return math.isfinite(sum(numbers))  # ten times as fast as a look at each
     except TypeError:
         return False
+
+
+def finite_number(value: Any) -> float | None:
+    """`value` as a float; None where it is no number (a bool is none), or not a finite one."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number beyond every float
+        return None
+    return number if math.isfinite(number) else None
 
 
 @dataclass(kw_only=True)

@@ -11,6 +11,7 @@ and num_turns. It samples with `await self.server_manager.generate(request_id=â€
 
 from __future__ import annotations
 
+import copy
 import inspect
 from dataclasses import dataclass
 from typing import Any
@@ -79,6 +80,7 @@ def from_verl(loop_class: type) -> GenerateFunction:
         prompt = sample.prompt
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         row = {"raw_prompt": messages, "extra_info": sample.metadata, "reward_model": {"ground_truth": sample.label}}
+        row = copy.deepcopy(row)  # loops go on with the lists that they are given
         sample.clear_response()
         output: Any = None
         try:

@@ -6,8 +6,7 @@ run(data, base_url, api_key) ──HTTP──► gateway ──► engines      
 
 from __future__ import annotations
 
-import math
-from numbers import Real
+import copy
 from typing import Any
 
 from slime_rl.config import Config
@@ -15,7 +14,7 @@ from slime_rl.protocols import Agent
 from slime_rl.registry import ExtensionPoint, own_code
 from slime_rl.rollout.generate import DROP_HINT
 from slime_rl.rollout.runtime import current_runtime
-from slime_rl.types import Sample, Status
+from slime_rl.types import Sample, Status, finite_number
 
 AGENTS = ExtensionPoint(flag="--agent-path", protocol=Agent, builtins={})
 
@@ -36,9 +35,9 @@ async def gateway(config: Config, sample: Sample, sampling_params: dict[str, Any
         raise ValueError("no gateway here: the run's owner starts one when --agent-path is given")
     agent = load_agent(config)
     data = {
-        "prompt": sample.prompt,
-        "label": sample.label,
-        "metadata": {key: value for key, value in sample.metadata.items() if key != "agent"},
+        "prompt": copy.deepcopy(sample.prompt),  # agents go on with the list that they are given
+        "label": copy.deepcopy(sample.label),
+        "metadata": copy.deepcopy({key: value for key, value in sample.metadata.items() if key != "agent"}),
         "root_url": server.root_url,
     }
     reward: Any = None
@@ -53,6 +52,8 @@ async def gateway(config: Config, sample: Sample, sampling_params: dict[str, Any
         sample.status = Status.ABORTED
         return sample
     if isinstance(reward, dict):
+        if not all(isinstance(role, str) for role in reward):
+            raise ValueError(f"{_flag(config)} must return rewards by the names of roles, got {reward!r:.300}")
         session.role_rewards |= {role: _number(config, value) for role, value in reward.items()}
     elif reward is not None:
         session.reward = _number(config, reward)
@@ -67,9 +68,10 @@ def load_agent(config: Config) -> Agent:
 
 
 def _number(config: Config, reward: Any) -> float:
-    if isinstance(reward, bool) or not isinstance(reward, Real) or not math.isfinite(reward):
-        raise ValueError(f"{_flag(config)} must return a finite number or None, got {reward!r}")
-    return float(reward)
+    number = finite_number(reward)
+    if number is None:
+        raise ValueError(f"{_flag(config)} must return a finite number or None, got {reward!r:.300}")
+    return number
 
 
 def _flag(config: Config) -> str:

@@ -8,10 +8,10 @@ reset ──► prompt ──► policy's turn ──► step ──done──�
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
-import math
-from contextlib import AbstractContextManager
-from numbers import Real
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from slime_rl.config import Config
@@ -21,7 +21,7 @@ from slime_rl.rollout.agent.episode import STATE_KEY, Episode
 from slime_rl.rollout.agent.turns import TurnRenderer
 from slime_rl.rollout.generate import DROP_HINT
 from slime_rl.rollout.runtime import current_runtime
-from slime_rl.types import EnvironmentStart, EnvironmentStep, Sample, Status
+from slime_rl.types import EnvironmentStart, EnvironmentStep, Sample, Status, finite_number
 
 log = logging.getLogger(__name__)
 ENVIRONMENTS = ExtensionPoint(flag="--environment-path", protocol=Environment, builtins={})
@@ -55,8 +55,10 @@ async def environment_loop(config: Config, sample: Sample, sampling_params: dict
         _check(config, "reset", start, EnvironmentStart)
         _check_messages(config, "reset", start.messages)
         _check_tools(config, start.tools)
-        _begin(config, sample, start)
-        episode = Episode(config, sample, {**sampling_params, "max_new_tokens": budget}, start.tools)
+        with _rendering(config):
+            start = copy.deepcopy(start)  # worlds go on with the list that they gave
+            _begin(config, sample, start)
+            episode = Episode(config, sample, {**sampling_params, "max_new_tokens": budget}, start.tools)
         sample.metadata[STATE_KEY]["reward"] = 0.0
         return await _play(config, world, episode)
     finally:
@@ -69,7 +71,7 @@ async def _play(config: Config, world: Environment, episode: Episode) -> Sample:
         state["num_tool_calls"] += len(parsed.calls)
         state["num_tool_errors"] += int(parsed.malformed)
         with _asking(config, episode.sample):
-            step = await world.step(episode.messages[-1])
+            step = await world.step(copy.deepcopy(episode.messages[-1]))
         _check_step(config, step)
         state["reward"] += float(step.reward)
         if step.done:
@@ -78,8 +80,10 @@ async def _play(config: Config, world: Environment, episode: Episode) -> Sample:
             return episode.end("max_turns", Status.TRUNCATED)
         if not step.messages:
             raise ValueError(f"{_flag(config)}: step must give messages unless the episode is done")
-        if not episode.add([{**m, "content": episode.cut(m.get("content") or "")} for m in step.messages]):
-            break
+        with _rendering(config):
+            told = [{**copy.deepcopy(m), "content": episode.cut(m.get("content") or "")} for m in step.messages]
+            if not episode.add(told):
+                break
     return episode.sample
 
 
@@ -87,7 +91,7 @@ def _begin(config: Config, sample: Sample, start: EnvironmentStart) -> None:
     tokens = TurnRenderer(current_runtime().tokenizer, start.tools).prompt(start.messages)
     limit = config.sampling.max_prompt_len
     if len(tokens) > limit:
-        raise ValueError(f"{_flag(config)}: a prompt has {len(tokens)} tokens, over --max-prompt-len {limit}")
+        raise ValueError(f"a prompt has {len(tokens)} tokens, over --max-prompt-len {limit}")
     sample.prompt = start.messages
     sample.set_prompt_tokens(tokens)
 
@@ -99,8 +103,8 @@ def _check(config: Config, method: str, value: Any, kind: type) -> None:
 
 def _check_step(config: Config, step: Any) -> None:
     _check(config, "step", step, EnvironmentStep)
-    if isinstance(step.reward, bool) or not isinstance(step.reward, Real) or not math.isfinite(step.reward):
-        raise ValueError(f"{_flag(config)}: the reward of a step must be a finite number, got {step.reward!r}")
+    if finite_number(step.reward) is None:
+        raise ValueError(f"{_flag(config)}: the reward of a step must be a finite number, got {step.reward!r:.300}")
     if not isinstance(step.done, bool):
         raise ValueError(f"{_flag(config)}: a step's done must be True or False, got {step.done!r}")
     _check_messages(config, "step", step.messages)
@@ -141,6 +145,15 @@ async def _close(config: Config, world: Environment) -> None:
 def _asking(config: Config, sample: Sample) -> AbstractContextManager[None]:
     """Around a call of the world's code."""
     return own_code(_flag(config), f", for sample {sample.index}; {DROP_HINT}")
+
+
+@contextmanager
+def _rendering(config: Config) -> Iterator[None]:
+    """Around what is made of the world's messages, which a template may refuse in any way."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(f"{_flag(config)}: its messages cannot be rendered: {error}") from error
 
 
 def _flag(config: Config) -> str:

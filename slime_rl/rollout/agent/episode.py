@@ -57,7 +57,7 @@ class Episode:
         A turn that nothing has answered yet (the episode was interrupted meanwhile) is given again.
         """
         sample = self.sample
-        if self.state["num_turns"] and self.messages[-1]["role"] == "assistant":
+        if self.state.get("is_unanswered"):
             return read_turn(self.runtime.parser, self._turn_text(), self.tools)
         if self.left <= 0:
             self.end("max_tokens", Status.TRUNCATED)
@@ -78,6 +78,7 @@ class Episode:
             shown = assistant_message(parsed, self.state["num_turns"])
         self.messages.append(shown)
         self.state["num_turns"] += 1
+        self.state["is_unanswered"] = True
         sample.response = parsed.content
         if sample.status is Status.TRUNCATED:
             self.end("max_tokens", Status.TRUNCATED)
@@ -93,7 +94,7 @@ class Episode:
             return False
         self.sample.append_tokens(tokens, trained=False)
         self.messages.extend(messages)
-        self.state["turn_start"] = self.sample.response_length
+        self.state["turn_start"], self.state["is_unanswered"] = self.sample.response_length, False
         return True
 
     def end(self, reason: str, status: Status = Status.COMPLETED) -> Sample:
@@ -138,6 +139,7 @@ def _new_state(sample: Sample) -> dict[str, Any]:
     return {
         "messages": messages,
         "num_turns": 0,
+        "is_unanswered": False,  # the policy's last turn
         "turn_start": 0,  # response tokens before the policy's current turn
         "num_tool_calls": 0,
         "num_tool_errors": 0,

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from numbers import Real
-
 from slime_rl.config import Config
-from slime_rl.types import Sample
+from slime_rl.types import Sample, finite_number
 
 
 async def episode(config: Config, group: list[Sample]) -> list[float]:
@@ -21,9 +18,10 @@ async def episode(config: Config, group: list[Sample]) -> list[float]:
 def _reward_of(sample: Sample) -> float:
     state = sample.metadata.get("agent")
     reward = state.get("reward") if isinstance(state, dict) else None
-    if isinstance(reward, bool) or not isinstance(reward, Real) or not math.isfinite(reward):
+    number = finite_number(reward)
+    if number is None:
         raise ValueError(
-            f"--rm-type episode: sample {sample.index} has no reward of its own, got {reward!r}; it is set by "
+            f"--rm-type episode: sample {sample.index} has no reward of its own, got {reward!r:.300}; it is set by "
             "--generate-function-path environment_loop, or by an agent of --agent-path that returns or posts one"
         )
-    return float(reward)
+    return number

@@ -100,7 +100,11 @@ def _arguments(value: Any) -> str:
 
 
 def stop_reason(turn: Turn) -> str:
-    return "max_tokens" if turn.finish_reason == "length" else "tool_use" if turn.parsed.calls else "end_turn"
+    if turn.finish_reason == "length":
+        return "max_tokens"
+    if turn.parsed.calls:
+        return "tool_use"
+    return "end_turn" if turn.stopped_by is None else "stop_sequence"
 
 
 def message_of(turn: Turn, identity: str, model: str) -> dict[str, Any]:
@@ -112,7 +116,7 @@ def message_of(turn: Turn, identity: str, model: str) -> dict[str, Any]:
         "model": model,
         "content": blocks_of(turn),
         "stop_reason": stop_reason(turn),
-        "stop_sequence": None,
+        "stop_sequence": turn.stopped_by,
         "usage": {"input_tokens": turn.num_prompt_tokens, "output_tokens": len(turn.sampled)},
     }
 
@@ -124,7 +128,7 @@ def stream(turn: Turn, identity: str, model: str, body: dict[str, Any]) -> Itera
     def event(kind: str, **content: Any) -> str:
         return f"event: {kind}\ndata: {json.dumps({'type': kind, **content})}\n\n"
 
-    yield event("message_start", message={**whole, "content": [], "stop_reason": None})
+    yield event("message_start", message={**whole, "content": [], "stop_reason": None, "stop_sequence": None})
     for index, block in enumerate(whole["content"]):
         text_key = {"text": "text", "thinking": "thinking"}.get(block["type"])
         if text_key:
@@ -135,6 +139,6 @@ def stream(turn: Turn, identity: str, model: str, body: dict[str, Any]) -> Itera
         yield event("content_block_start", index=index, content_block=start)
         yield event("content_block_delta", index=index, delta=delta)
         yield event("content_block_stop", index=index)
-    ending = {"stop_reason": whole["stop_reason"], "stop_sequence": None}
+    ending = {"stop_reason": whole["stop_reason"], "stop_sequence": whole["stop_sequence"]}
     yield event("message_delta", delta=ending, usage={"output_tokens": whole["usage"]["output_tokens"]})
     yield event("message_stop")

@@ -15,10 +15,8 @@ runs in the context of its session, so that it belongs to the session's sample.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import logging
-import math
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Iterator
@@ -32,7 +30,7 @@ from aiohttp import web
 from slime_rl.rollout.agent.gateway import anthropic_api, fields, openai_api, responses_api
 from slime_rl.rollout.agent.gateway.sessions import GatewayError, Session, Turn
 from slime_rl.rollout.agent.parsing import depth_of
-from slime_rl.types import Sample
+from slime_rl.types import Sample, finite_number
 
 MODEL = "policy"
 Reader = Callable[[dict[str, Any]], dict[str, Any]]
@@ -203,10 +201,8 @@ async def _body(request: web.Request) -> dict[str, Any]:
 
 def finite(reward: Any) -> float:
     """A reward as a number that can be trained on."""
-    if not isinstance(reward, bool) and isinstance(reward, (int, float)):
-        with contextlib.suppress(OverflowError):
-            if math.isfinite(reward):
-                return float(reward)
+    if (number := finite_number(reward)) is not None:
+        return number
     raise GatewayError(400, f"reward must be a finite number, got {fields.short(reward)}")
 
 

@@ -61,6 +61,7 @@ class Turn:
     continues: bool  # the answer begins with the text of the call's last message
     parsed: ParsedTurn
     finish_reason: str  # stop or length
+    stopped_by: str | None  # the call's stop text that ended the answer, which does not show it
     children: list[Turn] = field(default_factory=list)
 
     def path(self) -> list[Turn]:
@@ -132,7 +133,7 @@ class Session:
         if stop:
             params["stop"] = [*params.get("stop", []), *stop]
         answer = await self._generate(place.prompt(), params)
-        return self._record(place, answer, tools if calls and tools else [])
+        return self._record(place, answer, tools if calls and tools else [], stop or [])
 
     def count_prompt(self, messages: list[Message], tools: list[dict[str, Any]] | None, role: str = "") -> int:
         """Tokens that a call with these arguments would send."""
@@ -193,11 +194,12 @@ class Session:
             waiting += turn.children
         return best
 
-    def _record(self, place: _Place, answer: Generation, tools: list[dict[str, Any]]) -> Turn:
+    def _record(self, place: _Place, answer: Generation, tools: list[dict[str, Any]], stop: list[str]) -> Turn:
         body = list(answer.tokens)
         while body and body[-1] in place.renderer.special_ids:
             body.pop()
         text = current_runtime().tokenizer.decode(body, skip_special_tokens=False)
+        text, stopped_by = _before_stop(text, stop if answer.finish_reason == "stop" else [])
         parsed = read_turn(current_runtime().parser, text, tools)
         index = self.turns[-1].index + 1 if self.turns else 0
         message = assistant_message(parsed, index)
@@ -223,6 +225,7 @@ class Session:
             answer=shown,
             continues=bool(place.begun),
             parsed=parsed,
+            stopped_by=stopped_by,
             finish_reason=answer.finish_reason,
         )
         if parent is not None:
@@ -296,6 +299,13 @@ class Session:
             status=Status.TRUNCATED if leaf.finish_reason == "length" else Status.COMPLETED,
         )
         return sample
+
+
+def _before_stop(text: str, stop: list[str]) -> tuple[str, str | None]:
+    """`text` up to the first of the stop texts, and that one: agents get what the API would give them."""
+    found = [(begin, one) for one in stop if (begin := text.find(one)) >= 0]
+    begin, one = min(found, default=(len(text), None), key=lambda pair: pair[0])
+    return text[:begin], one
 
 
 def message_key(message: Message) -> str:

@@ -18,7 +18,7 @@ from plugins.environments.number_game import NumberGame
 from slime_rl.rollout.agent.environments import ENVIRONMENTS, environment_loop, load_environment
 from slime_rl.rollout.generate import GENERATE_FUNCTIONS
 from slime_rl.rollout.rewards.episode import episode
-from slime_rl.types import Sample, Status
+from slime_rl.types import EnvironmentStart, EnvironmentStep, Sample, Status
 
 END = "<|im_end|>"
 GAME = "plugins.environments.number_game:GymTextEnvironment"
@@ -280,6 +280,7 @@ def test_a_verl_style_loop_that_changes_tokens_is_refused(tmp_path: Path) -> Non
         ("answer", {"reward": None, "done": True}, "must be a finite number, got None"),
         ("answer", {"reward": "x", "done": True}, "must be a finite number, got 'x'"),
         ("answer", {"reward": float("nan"), "done": True}, "must be a finite number, got nan"),
+        ("answer", {"reward": 10**400, "done": True}, "must be a finite number, got 1000"),
         ("answer", {"done": "false"}, "done must be True or False, got 'false'"),
         ("answer", {"messages": ["hi"]}, "step gave a message that is no dict"),
         ("answer", {"messages": {"role": "user"}}, "step must give a list of messages"),
@@ -296,6 +297,44 @@ def test_a_step_and_a_reset_that_are_odd_are_named(
 ) -> None:
     monkeypatch.setattr(worlds.Scripted, place, given)
     with pytest.raises(ValueError, match=f"--environment-path worlds:Scripted: .*{message}"):
+        play(tmp_path, "worlds:Scripted", ["a" + END])
+
+
+class Remembering(worlds.NoMessages):
+    """Keeps one list of messages for itself and the policy, and edits what it is given."""
+
+    def __init__(self, config: Any, sample: Any) -> None:
+        self.talk: list[dict[str, Any]] = [{"role": "user", "content": "go"}]
+
+    async def reset(self) -> EnvironmentStart:
+        return EnvironmentStart(messages=self.talk)
+
+    async def step(self, action: dict[str, Any]) -> EnvironmentStep:
+        action["content"] = action["content"].upper()
+        self.talk += [action, {"role": "assistant", "content": "I see."}]
+        return EnvironmentStep(messages=self.talk[-1:], done=len(self.talk) > 4)
+
+
+def test_a_world_may_do_as_it_likes_with_its_messages_and_end_them_with_the_assistants(tmp_path: Path) -> None:
+    sample, requests, _ = play(tmp_path, "test_environments:Remembering", ["a" + END, "b" + END])
+    assert sample.prompt == [{"role": "user", "content": "go"}] and len(requests) == 2
+    assert [m["content"] for m in sample.metadata["agent"]["messages"]] == ["go", "a", "I see.", "b"]
+
+
+@pytest.mark.parametrize(
+    ("place", "given"),
+    [
+        ("start", {"messages": [{"role": "user", "content": "\ud800"}]}),
+        ("start", {"messages": [{"role": "user", "content": "x"}], "tools": [{"function": {"name": "a", "x": {1}}}]}),
+        ("start", {"messages": [{"role": "user", "content": "x", "tool_calls": 5}]}),
+        ("answer", {"messages": [{"role": "user", "content": "x", "tool_calls": 5}]}),
+    ],
+)
+def test_messages_that_no_template_takes_are_the_worlds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, given: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(worlds.Scripted, place, given)
+    with pytest.raises(ValueError, match=r"^--environment-path worlds:Scripted: its messages cannot be rendered: "):
         play(tmp_path, "worlds:Scripted", ["a" + END])
 
 

@@ -496,6 +496,64 @@ def test_a_model_can_be_asked_for_by_its_name(tmp_path: Path) -> None:
     assert asyncio.run(go())["id"] == "policy/judge"
 
 
+def test_a_stop_text_ends_the_answer_and_is_not_shown(tmp_path: Path) -> None:
+    turns = ["think\nObservation:", "done" + END, answer(tokens_of("a Stop b"), reason="length"), "x Stop"]
+
+    async def body(session: Session, post: Any) -> Any:
+        first = await chat(post, USER, stop=["Observation:", "Stop"])
+        assert first["content"] == "think\n"
+        await chat(post, USER, first, MORE, stop="Stop")
+        assert (await chat(post, MORE, stop="Stop"))["content"] == "a Stop b", "cut at its length, not by the text"
+        asked = {"max_tokens": 9, "messages": [{"role": "user", "content": "y"}], "stop_sequences": ["Stop"]}
+        return (await post("/messages", asked))[1]
+
+    session, _, told = talk(tmp_path, turns, body)
+    assert (told["content"], told["stop_reason"]) == ([{"type": "text", "text": "x "}], "stop_sequence")
+    assert told["stop_sequence"] == "Stop" and len(session.samples()) == 3, "the second call continues the first"
+    trained = [
+        t for t, m in zip(session.samples()[0].response_tokens, session.samples()[0].loss_mask, strict=True) if m
+    ]
+    assert trained == tokens_of(turns[0]) + tokens_of(turns[1]), "what was sampled is what is trained on"
+
+
+async def editing_agent(data: dict[str, Any], base_url: str, api_key: str) -> float:
+    await counting_agent(data, base_url, api_key)
+    data["prompt"].append({"role": "assistant", "content": "51"})
+    data["metadata"]["seen"].append("51")
+    return 1.0
+
+
+async def odd_roles(data: dict[str, Any], base_url: str, api_key: str) -> Any:
+    await counting_agent(data, base_url, api_key)
+    return {"": 1.0, None: 2.0}
+
+
+async def endless_reward(data: dict[str, Any], base_url: str, api_key: str) -> Any:
+    await counting_agent(data, base_url, api_key)
+    return 10**400
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("odd_roles", "rewards by the names of roles, got {'': 1.0, None"), ("endless_reward", "finite number or None")],
+)
+def test_odd_rewards_of_an_agent_are_named(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^--agent-path test_gateway:{name} must return .*{message}"):
+        run_agent(tmp_path, f"test_gateway:{name}", ["51" + END])
+
+
+def test_what_an_agent_does_with_its_row_stays_with_it(tmp_path: Path) -> None:
+    row = Sample(index=0, group_index=0, rollout_id=0, prompt=[USER], label="51", metadata={"seen": []})
+
+    async def go() -> Any:
+        flags = ("--agent-path", "test_gateway:editing_agent")
+        async with policy(tmp_path, ["51" + END], *flags) as (config, _):
+            return await gateway(config, row, {"max_new_tokens": 50})
+
+    (sample,) = asyncio.run(go())
+    assert row.prompt == sample.prompt == [USER] and row.metadata == {"seen": []}
+
+
 def test_a_turn_holds_its_own_part_only(tmp_path: Path) -> None:
     async def body(session: Session, post: Any) -> None:
         messages: list[Any] = [USER]
