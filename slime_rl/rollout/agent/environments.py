@@ -23,6 +23,7 @@ from slime_rl.rollout.generate import DROP_HINT
 from slime_rl.rollout.runtime import current_runtime
 from slime_rl.types import EnvironmentStart, EnvironmentStep, Sample, Status, finite_number
 
+ROW_PROMPT = "row_prompt"
 log = logging.getLogger(__name__)
 ENVIRONMENTS = ExtensionPoint(flag="--environment-path", protocol=Environment, builtins={})
 
@@ -47,6 +48,7 @@ async def environment_loop(config: Config, sample: Sample, sampling_params: dict
     """
     budget = sampling_params["max_new_tokens"] + sample.response_length
     sample.clear_response()
+    row_prompt = sample.prompt = _row_prompt(sample)
     with _asking(config, sample):
         world: Environment = load_environment(config)(config, sample)
     try:
@@ -59,7 +61,7 @@ async def environment_loop(config: Config, sample: Sample, sampling_params: dict
             start = copy.deepcopy(start)  # worlds go on with the list that they gave
             _begin(config, sample, start)
             episode = Episode(config, sample, {**sampling_params, "max_new_tokens": budget}, start.tools)
-        sample.metadata[STATE_KEY]["reward"] = 0.0
+        sample.metadata[STATE_KEY] |= {"reward": 0.0, ROW_PROMPT: row_prompt}
         return await _play(config, world, episode)
     finally:
         await _close(config, world)
@@ -94,6 +96,12 @@ def _begin(config: Config, sample: Sample, start: EnvironmentStart) -> None:
         raise ValueError(f"a prompt has {len(tokens)} tokens, over --max-prompt-len {limit}")
     sample.prompt = start.messages
     sample.set_prompt_tokens(tokens)
+
+
+def _row_prompt(sample: Sample) -> Any:
+    """The prompt as the source gave it, also where an earlier start has put the world's in its place."""
+    state = sample.metadata.get(STATE_KEY)
+    return state.get(ROW_PROMPT, sample.prompt) if isinstance(state, dict) else sample.prompt
 
 
 def _check(config: Config, method: str, value: Any, kind: type) -> None:

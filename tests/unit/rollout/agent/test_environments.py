@@ -17,8 +17,9 @@ from plugins.environments.aviary_style import aviary_environment
 from plugins.environments.number_game import NumberGame
 from slime_rl.rollout.agent.environments import ENVIRONMENTS, environment_loop, load_environment
 from slime_rl.rollout.generate import GENERATE_FUNCTIONS
+from slime_rl.rollout.greedy import bare_sample
 from slime_rl.rollout.rewards.episode import episode
-from slime_rl.types import EnvironmentStart, EnvironmentStep, Sample, Status
+from slime_rl.types import EnvironmentStart, EnvironmentStep, Group, Sample, Status
 
 END = "<|im_end|>"
 GAME = "plugins.environments.number_game:GymTextEnvironment"
@@ -319,6 +320,35 @@ def test_a_world_may_do_as_it_likes_with_its_messages_and_end_them_with_the_assi
     sample, requests, _ = play(tmp_path, "test_environments:Remembering", ["a" + END, "b" + END])
     assert sample.prompt == [{"role": "user", "content": "go"}] and len(requests) == 2
     assert [m["content"] for m in sample.metadata["agent"]["messages"]] == ["go", "a", "I see.", "b"]
+
+
+class Instructing(worlds.Scripted):
+    """Puts something before the row's prompt."""
+
+    async def reset(self) -> EnvironmentStart:
+        begin = {"role": "system", "content": "Play."}
+        return EnvironmentStart(messages=[begin, {"role": "user", "content": self.sample.prompt}])
+
+
+def test_a_world_that_starts_anew_is_given_the_prompt_of_the_row_again(tmp_path: Path) -> None:
+    turns = [answer(tokens_of("a"), reason="abort"), "b" + END]
+    sample, requests, _ = play(tmp_path, "test_environments:Instructing", turns)
+    assert requests[0]["input_ids"] == requests[1]["input_ids"]
+    assert [m["content"] for m in sample.prompt] == ["Play.", "the row's"]
+    greedy = bare_sample(Group(group_index=0, source_index=0, epoch=0, samples=[sample]))
+
+    async def again() -> None:
+        async with policy(tmp_path, ["c" + END], "--environment-path", "test_environments:Instructing") as (config, _):
+            await environment_loop(config, greedy, {"max_new_tokens": 50})
+
+    asyncio.run(again())
+    assert greedy.prompt == sample.prompt
+
+
+def test_an_endless_number_is_no_guess() -> None:
+    game = NumberGame(20)
+    game.reset(3)
+    assert game.step("9" * 5000)[0].startswith("That is no number")
 
 
 @pytest.mark.parametrize(
