@@ -2,7 +2,7 @@
 
     python -m slime_rl.buffer.conformance my_package.my_module:MyBuffer
 
-Prints one line per behaviour and ends with exit code 1 when one is missing. `check_buffer` does the same for tests.
+Prints one line per behaviour, and ends with exit code 1 when one is missing; one that takes over two minutes is. `check_buffer` does the same for tests.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import random
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -26,6 +27,7 @@ from slime_rl.protocols import DataBuffer
 from slime_rl.types import Group, Prompt, Status
 
 NUM_PROMPTS, GROUP_SIZE = 7, 2
+CHECK_TIMEOUT_S = 120.0
 MakeBuffer = Callable[[], DataBuffer]
 
 
@@ -469,13 +471,26 @@ def check_buffer(spec: str, *flags: str) -> dict[str, str | None]:
                 logging = replace(config.logging, run_dir=f"{config.run_dir}_{next(runs)}")
                 return cls(replace(config, logging=logging), CountingSource())
 
-            try:
-                check(make)
-            except (Exception, SystemExit):  # whatever the buffer raises is its answer to this check
-                results[check.__name__] = traceback.format_exc()
-            else:
-                results[check.__name__] = None
+            results[check.__name__] = _result(check, make)
     return results
+
+
+def _result(check: Callable[[MakeBuffer], None], make: MakeBuffer) -> str | None:
+    """None where the check passed, or what went wrong. One that does not end is left to itself."""
+    answers: list[str | None] = []
+
+    def run() -> None:
+        try:
+            check(make)
+        except BaseException:  # whatever the buffer raises is its answer to this check
+            answers.append(traceback.format_exc())
+        else:
+            answers.append(None)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(CHECK_TIMEOUT_S)
+    return answers[0] if answers else f"no end after {CHECK_TIMEOUT_S:g} s"
 
 
 def main(argv: list[str]) -> int:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import threading
 from typing import Any, Literal
 
 import pytest
 
+from slime_rl.buffer import conformance
 from slime_rl.buffer.conformance import check_buffer, main
 from slime_rl.buffer.ledger import State
 from slime_rl.buffer.ledger_buffer import LedgerBuffer
@@ -270,3 +272,14 @@ def test_a_class_without_a_method_is_refused_at_once() -> None:
 
 class NoBuffer:
     pass
+
+
+class HangsAtOffload(LedgerBuffer):
+    def offload(self) -> None:
+        threading.Event().wait()
+
+
+def test_a_behaviour_that_does_not_end_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conformance, "CHECK_TIMEOUT_S", 5.0)
+    monkeypatch.setattr(conformance, "CHECKS", [conformance.comes_back_from_offload_unchanged])
+    assert check_buffer(f"{__name__}:HangsAtOffload") == {"comes_back_from_offload_unchanged": "no end after 5 s"}
