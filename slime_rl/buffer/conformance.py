@@ -2,7 +2,8 @@
 
     python -m slime_rl.buffer.conformance my_package.my_module:MyBuffer
 
-Prints one line per behaviour, and ends with exit code 1 when one is missing; one that takes over two minutes is. `check_buffer` does the same for tests.
+Prints one line per behaviour and ends with exit code 1 when one is missing, or takes over two minutes. `check_buffer`
+does the same for tests.
 """
 
 from __future__ import annotations
