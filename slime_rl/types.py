@@ -35,14 +35,14 @@ def all_finite(numbers: Sequence[Any]) -> bool:
 
 
 def finite_number(value: Any) -> float | None:
-    """`value` as a float; None where it is no number (a bool is none), or not a finite one."""
+    """`value` as a float; None where it is no number (a bool is none), or one that training cannot hold."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return None
     try:
         number = float(value)
     except OverflowError:  # a whole number beyond every float
         return None
-    return number if math.isfinite(number) else None
+    return number if abs(number) <= MAX_REWARD else None
 
 
 @dataclass(kw_only=True)

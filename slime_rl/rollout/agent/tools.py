@@ -86,7 +86,8 @@ class ToolSet:
         """Run one call; failures are answers too."""
         tool = self.tools.get(call.name)
         if tool is None or call.name not in allowed:
-            return _error(f"there is no tool {call.name!r}; known are {', '.join(sorted(allowed)) or 'none'}")
+            known = sorted(self.tools.keys() & set(allowed))  # a row may show schemas that nothing stands behind
+            return _error(f"there is no tool {call.name!r}; known are {', '.join(known) or 'none'}")
         try:
             arguments = json.loads(call.arguments or "{}")
         except (ValueError, RecursionError) as error:

@@ -41,6 +41,12 @@ def run(tmp_path: Path, turns: list[Any], *flags: str, budget: int = 400, **meta
     return asyncio.run(go())
 
 
+def test_a_schema_of_the_row_that_nothing_stands_behind_is_not_called_known(tmp_path: Path) -> None:
+    ghost = {"type": "function", "function": {"name": "ghost", "parameters": {"type": "object", "properties": {}}}}
+    sample, _ = run(tmp_path, [calling(("ghost", {})), "51" + END], tools=[ghost, "calculator"])
+    assert contents(sample) == ["Error: there is no tool 'ghost'; known are calculator"]
+
+
 @pytest.fixture(autouse=True)
 def tools_importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(HERE))

@@ -530,6 +530,11 @@ async def odd_roles(data: dict[str, Any], base_url: str, api_key: str) -> Any:
 
 async def endless_reward(data: dict[str, Any], base_url: str, api_key: str) -> Any:
     await counting_agent(data, base_url, api_key)
+    headers = {"Authorization": f"Bearer {api_key}"}
+    for reward in (10**400, 1e39):
+        body, url = {"reward": reward}, f"{base_url}/session/reward"
+        async with aiohttp.ClientSession(headers=headers) as http, http.post(url, json=body) as response:
+            assert response.status == 400
     return 10**400
 
 
