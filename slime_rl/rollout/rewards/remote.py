@@ -57,7 +57,7 @@ async def reward_model(config: Config, group: list[Sample]) -> list[float]:
     url = config.reward.reward_url
     try:
         scores = [float(item["embedding"][0]) for item in answer]
-    except (TypeError, KeyError, IndexError, ValueError) as error:
+    except (TypeError, KeyError, IndexError, ValueError, OverflowError) as error:
         raise ValueError(f"--reward-url {url} answered no embeddings: {str(answer)[:300]}") from error
     if len(scores) != len(group):
         raise ValueError(f"--reward-url {url} must answer {len(group)} embeddings, got {len(scores)}")

@@ -245,6 +245,11 @@ def test_a_reward_model_scores_conversations(tmp_path: Path) -> None:
     assert received == [{"text": ["q\nabc", "q\n"]}] and values == [5.0, 2.0]
 
 
+def test_a_score_of_a_reward_model_beyond_every_float_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="answered no embeddings"):
+        remotely(tmp_path, "reward_model", "/classify", lambda body: [{"embedding": [10**400]}], [sample("a")])
+
+
 def test_a_judges_last_score_counts(tmp_path: Path) -> None:
     verdicts = iter(["Score: 2? No.\nScore: 7", "I will not say.", "**Score:** 99"])
 
