@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from numbers import Real
 from typing import Any
 
 MAX_REWARD = 3.4e38  # training holds rewards in float32
@@ -35,12 +34,12 @@ def all_finite(numbers: Sequence[Any]) -> bool:
 
 
 def finite_number(value: Any) -> float | None:
-    """`value` as a float; None where it is no number (a bool is none), or one that training cannot hold."""
-    if isinstance(value, bool) or not isinstance(value, Real):
+    """`value` (number, bool, or tensor of one) as a float; None where it is none that training can hold."""
+    if isinstance(value, (str, bytes, bytearray)):
         return None
     try:
         number = float(value)
-    except OverflowError:  # a whole number beyond every float
+    except Exception:  # of a tensor with several elements or an object of the user's, anything
         return None
     return number if abs(number) <= MAX_REWARD else None
 

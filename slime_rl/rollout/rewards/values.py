@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from slime_rl.types import MAX_REWARD, Sample
+from slime_rl.types import Sample, finite_number
 
 
 def read_values(flag: str, samples: Sequence[Sample], values: Any) -> list[tuple[float, dict[str, Any]]]:
@@ -26,16 +26,7 @@ def _read(flag: str, sample: Sample, value: Any) -> tuple[float, dict[str, Any]]
         if "score" not in value:
             raise ValueError(f"{flag} returned a dict without 'score' for sample {sample.index}: {value!r:.300}")
         info, value = {k: v for k, v in value.items() if k != "score"}, value["score"]
-    number = _as_number(value)
-    if number is None or not abs(number) <= MAX_REWARD:
+    number = finite_number(value)
+    if number is None:
         raise ValueError(f"{flag} must return finite numbers, got {value!r:.300} for sample {sample.index}")
     return number, info
-
-
-def _as_number(value: Any) -> float | None:
-    if isinstance(value, (str, bytes, bytearray)):
-        return None
-    try:
-        return float(value)
-    except Exception:  # of a tensor with several elements or an object of the user's, anything
-        return None
