@@ -23,7 +23,8 @@ import numpy as np
 import ray
 import torch
 
-from slime_rl.buffer.conformance import CountingSource, fill, make_config
+from slime_rl.buffer.conformance import make_config
+from slime_rl.buffer.contract_scene import CountingSource, fill
 from slime_rl.buffer.ledger_buffer import LedgerBuffer
 from slime_rl.config import Config
 from slime_rl.data.batches import RolloutBatch, split_for_data_parallel

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from factories import make_config
 
-from slime_rl.buffer.conformance import through_disk
+from slime_rl.buffer.contract_scene import through_disk
 from slime_rl.buffer.sources import FilePromptSource
 from slime_rl.config import Config
 from slime_rl.types import Prompt

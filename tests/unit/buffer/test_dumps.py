@@ -8,7 +8,7 @@ import pytest
 import torch
 from factories import make_config
 
-from slime_rl.buffer.conformance import fill
+from slime_rl.buffer.contract_scene import fill
 from slime_rl.buffer.dumps import DumpedBuffer, RolloutDumps, check_dumped_steps, open_dumps
 from slime_rl.buffer.ledger_buffer import LedgerBuffer
 from slime_rl.buffer.opening import open_buffer

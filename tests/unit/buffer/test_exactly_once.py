@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from factories import make_config
 
-from slime_rl.buffer.conformance import fill, through_disk
+from slime_rl.buffer.contract_scene import fill, through_disk
 from slime_rl.buffer.ledger import State
 from slime_rl.buffer.ledger_buffer import LedgerBuffer
 from slime_rl.buffer.sources import FilePromptSource

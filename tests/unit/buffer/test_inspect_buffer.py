@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 from factories import make_config
 
-from slime_rl.buffer.conformance import fill
+from slime_rl.buffer.contract_scene import fill
 from slime_rl.buffer.ledger_buffer import LedgerBuffer
 from slime_rl.buffer.sources import FilePromptSource
 from slime_rl.data.state_files import save_state

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from factories import make_config, write_prompts
 
-from slime_rl.buffer.conformance import fill, indices
+from slime_rl.buffer.contract_scene import fill, indices
 from slime_rl.buffer.filters import drop_reason, filter_samples
 from slime_rl.buffer.ledger_buffer import LedgerBuffer
 from slime_rl.buffer.sources import FilePromptSource

@@ -14,7 +14,7 @@ import torch
 from factories import make_config, write_prompts
 
 from slime_rl.buffer import payloads
-from slime_rl.buffer.conformance import fill, indices, through_disk
+from slime_rl.buffer.contract_scene import fill, indices, through_disk
 from slime_rl.buffer.keepable import check_and_weigh
 from slime_rl.buffer.ledger_buffer import LedgerBuffer
 from slime_rl.buffer.packed import PackedGroups

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from factories import make_config
 
-from slime_rl.buffer.conformance import through_disk
+from slime_rl.buffer.contract_scene import through_disk
 from slime_rl.buffer.ledger_buffer import LedgerBuffer
 from slime_rl.buffer.sources import FilePromptSource, json_lines, read_prompts, rows
 from slime_rl.buffer.sources.json_lines import JsonLines, index_lines

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from factories import make_config, write_prompts
 
-from slime_rl.buffer.conformance import fill, indices, through_disk
+from slime_rl.buffer.contract_scene import fill, indices, through_disk
 from slime_rl.buffer.filters import Ranking
 from slime_rl.buffer.ledger_buffer import LedgerBuffer
 from slime_rl.buffer.sources import FilePromptSource

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from factories import make_config
 
-from slime_rl.buffer.conformance import through_disk
+from slime_rl.buffer.contract_scene import through_disk
 from slime_rl.buffer.ledger_buffer import LedgerBuffer
 from slime_rl.buffer.opening import open_buffer
 from slime_rl.config import Config

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from slime_rl.buffer import payloads
-from slime_rl.buffer.conformance import check_buffer, fill
+from slime_rl.buffer.conformance import check_buffer
+from slime_rl.buffer.contract_scene import fill
 from slime_rl.buffer.packed import PackedGroups
 from slime_rl.buffer.payloads import PayloadStore
 from slime_rl.data.state_files import load_state, save_state

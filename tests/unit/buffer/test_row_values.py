@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from factories import make_config
 
-from slime_rl.buffer.conformance import fill
+from slime_rl.buffer.contract_scene import fill
 from slime_rl.buffer.ledger_buffer import LedgerBuffer
 from slime_rl.buffer.sources import FilePromptSource, read_prompts, table
 

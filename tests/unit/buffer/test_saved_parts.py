@@ -13,7 +13,7 @@ import pytest
 import torch
 from factories import make_config, write_prompts
 
-from slime_rl.buffer.conformance import fill, through_disk
+from slime_rl.buffer.contract_scene import fill, through_disk
 from slime_rl.buffer.ledger_buffer import LedgerBuffer
 from slime_rl.buffer.sources import FilePromptSource
 from slime_rl.data.state_files import load_state, save_state

@@ -12,7 +12,7 @@ from factories import make_config, write_prompts
 from scripted_engine import answer, scripted_engine
 from tiny_checkpoint import write_tiny_checkpoint
 
-from slime_rl.buffer.conformance import fill
+from slime_rl.buffer.contract_scene import fill
 from slime_rl.buffer.dumps import RolloutDumps, open_dumps
 from slime_rl.buffer.opening import open_buffer
 from slime_rl.cluster import rollout_manager

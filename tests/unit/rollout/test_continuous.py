@@ -18,7 +18,7 @@ from benchmarks.scripted_rollout import (
     run_virtual,
     scripted_config,
 )
-from slime_rl.buffer.conformance import through_disk
+from slime_rl.buffer.contract_scene import through_disk
 from slime_rl.buffer.ledger import Ledger
 from slime_rl.buffer.ledger_buffer import LedgerBuffer
 from slime_rl.buffer.sources import FilePromptSource
