@@ -19,7 +19,7 @@ PROGRAM = str(Path(__file__).parent / "mcp_program.py")
 @pytest.fixture
 def tools(tmp_path: Path) -> ToolSet:
     path = tmp_path / "tools.yaml"
-    path.write_text(json.dumps({"mcp": [{"command": [sys.executable, PROGRAM], "timeout_s": 1.0}]}))
+    path.write_text(json.dumps({"mcp": [{"command": [sys.executable, PROGRAM], "timeout_s": 3.0}]}))
     return tool_set(make_config(tmp_path, "--tool-config", str(path)).agent)
 
 
@@ -42,8 +42,8 @@ def test_a_server_that_dies_is_started_again(tools: ToolSet) -> None:
 
 def test_a_call_that_hangs_is_given_up(tools: ToolSet) -> None:
     started = time.monotonic()
-    assert call(tools, "hang") == "Error: hang gave no answer within 1 s"
-    assert time.monotonic() - started < 5.0
+    assert call(tools, "hang") == "Error: hang gave no answer within 3 s"
+    assert time.monotonic() - started < 20.0
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_server_that_cannot_be_had_is_named(tmp_path: Path, entry: dict[str, o
 def hostile(tmp_path: Path, kind: str) -> ToolSet:
     command = [sys.executable, str(Path(PROGRAM).with_name("mcp_hostile.py")), kind]
     path = tmp_path / "tools.yaml"
-    path.write_text(json.dumps({"mcp": [{"command": command, "timeout_s": 1.0}]}))
+    path.write_text(json.dumps({"mcp": [{"command": command, "timeout_s": 3.0}]}))
     return tool_set(make_config(tmp_path, "--tool-config", str(path)).agent)
 
 
@@ -109,5 +109,5 @@ def test_a_server_that_does_not_read_holds_one_thread_and_is_started_again(tmp_p
         answers += await asyncio.gather(*(tools.call(ToolCall(name="e", arguments="{}"), ["e"]) for _ in range(3)))
         return [answer.text for answer in answers]
 
-    assert asyncio.run(go()) == ["Error: e gave no answer within 1 s"] + ["fine"] * 3
+    assert asyncio.run(go()) == ["Error: e gave no answer within 3 s"] + ["fine"] * 3
     assert threading.active_count() <= before + 1
