@@ -27,7 +27,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from slime_rl.rollout.rewards.fence_protocol import Failure, FrameError, read_frame, write_frame
+from slime_rl.rollout.rewards.fence_protocol import WITHDRAWN, Failure, FrameError, read_frame, write_frame
 from slime_rl.rollout.together import together
 
 GIB = 1024**3
@@ -80,10 +80,17 @@ class ProcessFence:
     async def call(self, function: str, *args: Any, timeout_s: float | None = None) -> FenceAnswer:
         """Run one function; failures come back as answers, never as exceptions.
 
-        The deadline starts when a worker starts on it, not while it waits for one.
+        The deadline starts when a worker starts on it, not while it waits for one. Cancelling the call ends its worker,
+        with all that it started; it is not counted.
         """
         seconds = self.timeout_s if timeout_s is None else timeout_s
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, function, args, seconds)
+        withdrawal = _Withdrawal()
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._threads, self._run, function, args, seconds, withdrawal)
+        except asyncio.CancelledError:
+            withdrawal.withdraw()
+            raise
 
     async def call_many(
         self, function: str, calls: Sequence[tuple[Any, ...]], timeout_s: float | None = None
@@ -120,12 +127,14 @@ class ProcessFence:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _run(self, function: str, args: tuple[Any, ...], seconds: float) -> FenceAnswer:
+    def _run(self, function: str, args: tuple[Any, ...], seconds: float, withdrawal: _Withdrawal) -> FenceAnswer:
         supervisor = self._idle.get()  # as many threads as supervisors: never waits for long
         try:
-            answer = supervisor.call(function, args, seconds)
+            answer = supervisor.call(function, args, seconds, withdrawal)
         finally:
             self._idle.put(supervisor)
+        if withdrawal.made:
+            return answer  # nobody has it
         with self._lock:
             self._counts["calls"] += 1
             if answer.failure is not None:
@@ -134,6 +143,37 @@ class ProcessFence:
 
 
 _PLURAL = {"timeout": "timeouts", "crash": "crashes", "memory": "memory_failures", "error": "errors"}
+
+
+class _Withdrawal:
+    """Whether the caller of one call has gone; if so, its supervisor is told once, while it works on that call."""
+
+    def __init__(self) -> None:
+        self.made = False
+        self._lock = threading.Lock()  # a caller may go at the moment when the answer comes
+        self._supervisor: int | None = None  # its input, from the whole request written until the answer is read
+
+    def withdraw(self) -> None:
+        with self._lock:
+            self.made = True
+            self._tell()
+
+    @contextlib.contextmanager
+    def told_to(self, supervisor: int) -> Iterator[None]:
+        with self._lock:
+            self._supervisor = supervisor
+            if self.made:
+                self._tell()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._supervisor = None
+
+    def _tell(self) -> None:
+        if self._supervisor is not None:
+            with contextlib.suppress(OSError):  # it is dead
+                write_frame(self._supervisor, WITHDRAWN)
 
 
 class _Supervisor:
@@ -146,26 +186,27 @@ class _Supervisor:
         self.turn = threading.Lock()  # one request at a time; prewarm and calls come from different threads
         self.life = threading.Lock()  # starting and killing
 
-    def call(self, function: str, args: tuple[Any, ...], seconds: float) -> FenceAnswer:
+    def call(self, function: str, args: tuple[Any, ...], seconds: float, withdrawal: _Withdrawal) -> FenceAnswer:
         module, colon, name = function.partition(":")
         if not colon:
             raise ValueError(f"a fenced function is named package.module:function, got {function!r}")
         header = {"module": module, "function": name, "timeout_s": seconds, "import_timeout_s": IMPORT_TIMEOUT_S}
         with self.turn:
-            return self._ask(header, pickle.dumps(args), seconds + IMPORT_TIMEOUT_S + GRACE_S)
+            return self._ask(header, pickle.dumps(args), seconds + IMPORT_TIMEOUT_S + GRACE_S, withdrawal)
 
     def load(self, modules: Sequence[str]) -> None:
         for module in modules:
             with self.turn:
                 header = {"module": module, "function": "", "timeout_s": 0.0, "import_timeout_s": IMPORT_TIMEOUT_S}
-                self._ask(header, b"", IMPORT_TIMEOUT_S + GRACE_S)
+                self._ask(header, b"", IMPORT_TIMEOUT_S + GRACE_S, _Withdrawal())
 
-    def _ask(self, header: dict[str, Any], payload: bytes, seconds: float) -> FenceAnswer:
+    def _ask(self, header: dict[str, Any], payload: bytes, seconds: float, withdrawal: _Withdrawal) -> FenceAnswer:
         try:
             process = self._started()
             assert process.stdin is not None and process.stdout is not None
             write_frame(process.stdin.fileno(), json.dumps(header).encode() + b"\n" + payload)
-            frame = read_frame(process.stdout.fileno(), time.monotonic() + seconds)
+            with withdrawal.told_to(process.stdin.fileno()):
+                frame = read_frame(process.stdout.fileno(), time.monotonic() + seconds)
         except (OSError, FrameError) as error:
             self._discard()
             return FenceAnswer(failure=Failure.CRASH, message=f"no answer from the supervisor: {error}")

@@ -2,6 +2,8 @@
 
 A frame is 8 bytes of length, big-endian, then the content. Requests are one line of JSON (module, function, timeout_s)
 and the pickled arguments; answers are JSON, because unpickling what a worker wrote would let it run code in the owner.
+An empty frame from the owner withdraws the request that it waits for. One that comes when the answer is already written
+means nothing: the owner sends the next request, behind it, only when it has read that answer.
 Between supervisor and worker each frame begins with a nonce of the request: the worker confirms a request by sending
 the nonce alone, so that what an earlier call wrote into the pipe cannot pass for a later one's answer.
 """
@@ -16,6 +18,7 @@ from enum import StrEnum
 
 MAX_ANSWER_BYTES = 16 * 1024 * 1024  # a worker that sends more is taken for broken, before it fills the owner's memory
 NONCE_BYTES = 16
+WITHDRAWN = b""  # the content of the frame that withdraws a request
 _LENGTH = struct.Struct(">Q")
 
 

@@ -27,6 +27,7 @@ from slime_rl.rollout.rewards import fence_worker
 from slime_rl.rollout.rewards.fence_protocol import (
     MAX_ANSWER_BYTES,
     NONCE_BYTES,
+    WITHDRAWN,
     DeadlineError,
     Failure,
     FrameError,
@@ -71,7 +72,8 @@ class Supervisor:
         """Answer requests until the owner closes its end."""
         try:
             while (frame := read_frame(self.requests)) is not None:
-                write_frame(self.answers, self.answer(frame))
+                if frame != WITHDRAWN:  # else too late: it was answered meanwhile
+                    write_frame(self.answers, self.answer(frame))
         except (BrokenPipeError, FrameError, OwnerGoneError):
             pass  # the owner died; `finally` ends the workers
         finally:
@@ -133,7 +135,7 @@ class Supervisor:
         poller = select.poll()
         poller.register(worker.answers, select.POLLIN)
         poller.register(worker.pidfd, select.POLLIN)
-        poller.register(self.requests, 0)  # only its end, which is always reported: the owner is gone
+        poller.register(self.requests, select.POLLIN)
         tick = FIRST_TICK_S
         while True:
             left = deadline - time.monotonic()
@@ -142,7 +144,9 @@ class Supervisor:
             events = {fd for fd, _ in poller.poll(min(left, tick) * 1000)}
             tick = TICK_S
             if self.requests in events:
-                raise OwnerGoneError
+                if read_frame(self.requests) is None:
+                    raise OwnerGoneError
+                return failed(Failure.CRASH, "its caller withdrew it"), False  # nothing else comes before the answer
             if worker.answers in events:
                 return self._read_answer(worker, nonce, deadline)
             if worker.pidfd in events:

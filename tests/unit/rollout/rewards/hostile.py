@@ -214,3 +214,8 @@ def leave_daemon(path: str) -> int:
     while not os.path.exists(path) or not os.path.getsize(path):
         time.sleep(0.005)
     return 1
+
+
+def hang_with_a_daemon(path: str) -> None:
+    leave_daemon(path)
+    hang()

@@ -199,6 +199,41 @@ def test_neighbours_go_on_while_one_call_hangs(fence: ProcessFence) -> None:
         assert pool.metrics()["rewards/calls"] == 103.0
 
 
+def test_a_cancelled_call_frees_its_worker_and_ends_what_it_started(fence: ProcessFence, tmp_path: Path) -> None:
+    path = tmp_path / "pid"
+
+    async def scenario() -> tuple[FenceAnswer, float]:
+        running = asyncio.create_task(fence.call("hostile:hang_with_a_daemon", str(path), timeout_s=60.0))
+        while not (path.exists() and path.stat().st_size):
+            await asyncio.sleep(0.01)
+        running.cancel()
+        started = time.monotonic()
+        return await fence.call("hostile:add", 2, 3), time.monotonic() - started
+
+    answer, waited = asyncio.run(scenario())
+    assert answer == FenceAnswer(value=5) and waited < 5.0
+    assert not psutil.pid_exists(int(path.read_text()))
+    assert fence.counts() == {"calls": 1, "timeout": 0, "crash": 0, "memory": 0, "processes": 0, "error": 0}
+
+
+def test_calls_beside_and_after_cancelled_ones_get_their_own_answers(fence: ProcessFence) -> None:
+    async def scenario(pool: ProcessFence) -> list[tuple[int, FenceAnswer]]:
+        kept = []
+        for i in range(150):  # withdrawn while they wait, run, or have just been answered
+            withdrawn = [asyncio.create_task(pool.call("hostile:add", i, -1000)) for _ in range(3)]
+            await asyncio.sleep(i % 15 / 5000)
+            for task in withdrawn:
+                task.cancel()
+            kept.append((i, await pool.call("hostile:add", i, 1)))
+        return kept
+
+    with ProcessFence(2, timeout_s=10.0) as pool:
+        assert works(pool)
+        kept = asyncio.run(scenario(pool))
+        assert [answer.value for _, answer in kept] == [i + 1 for i, _ in kept]
+        assert {name: number for name, number in pool.counts().items() if number and name != "calls"} == {}
+
+
 def test_close_ends_running_calls_and_all_processes(fence: ProcessFence, others: set[psutil.Process]) -> None:
     async def scenario() -> FenceAnswer:
         running = asyncio.create_task(fence.call("hostile:hang", timeout_s=60.0))
