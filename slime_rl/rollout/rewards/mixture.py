@@ -20,7 +20,7 @@ async def mixture(config: Config, group: list[Sample]) -> list[dict[str, Any]]:
     """The sum of weight * reward over `metadata["rewards"]`, a dictionary such as {"math": 1.0, "regex_format": 0.2}.
 
     Rows without it use --reward-mixture. A name is a built-in or package.module:name. The parts are kept as
-    `reward/<name>` in the sample's reward info.
+    `reward/<name>` in the sample's reward info, what else a part tells as `<name>/<key>`.
 
     Raises:
         ValueError: a row without any reward, a weight that is no number, a name that cannot be loaded, or a
@@ -33,19 +33,22 @@ async def mixture(config: Config, group: list[Sample]) -> list[dict[str, Any]]:
     parts = {name: [group[i] for i in members[name]] for name in names}
     found = await together(_ask(config, name, functions[name], parts[name]) for name in names)
     values: list[dict[str, Any]] = [{"score": 0.0} for _ in group]
-    for name, numbers in zip(names, found, strict=True):
-        for i, number in zip(members[name], numbers, strict=True):
+    for name, told in zip(names, found, strict=True):
+        for i, (number, info) in zip(members[name], told, strict=True):
             values[i]["score"] += weights[i][name] * number
             values[i][f"reward/{name}"] = number
+            values[i] |= {f"{name}/{key}": value for key, value in info.items()}
     return values
 
 
-async def _ask(config: Config, name: str, function: RewardFunction, samples: list[Sample]) -> list[float]:
-    """The numbers that one part gives; it gets a list of its own, that it may empty."""
+async def _ask(
+    config: Config, name: str, function: RewardFunction, samples: list[Sample]
+) -> list[tuple[float, dict[str, Any]]]:
+    """Number and further information that one part gives for each; it gets a list of its own, that it may empty."""
     flag = f"--rm-type mixture: {name}"
     with own_code(flag, explained=() if ":" in name else (ValueError, TimeoutError)):
         values = await function(config, list(samples))
-    return [number for number, _ in read_values(flag, samples, values)]
+    return read_values(flag, samples, values)
 
 
 def weights_of(config: Config, sample: Sample) -> dict[str, float]:

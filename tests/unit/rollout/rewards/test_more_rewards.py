@@ -364,6 +364,18 @@ def test_rewards_are_weighed_by_row(tmp_path: Path) -> None:
     assert values[0]["reward/exact"] == 1.0
 
 
+async def verdict_of_two(config: Any, group: list[Sample]) -> list[dict[str, Any]]:
+    return [{"score": 0.5, "verdict": "so so", "failure": "none"} for _ in group]
+
+
+def test_a_mixture_keeps_what_its_parts_tell_by_their_names(tmp_path: Path) -> None:
+    own = f"{__name__}:verdict_of_two"
+    row = sample("no program", [{"input": "", "output": "1"}], rewards={own: 2, "code": 1})
+    (value,) = score(make_config(tmp_path), "mixture", [row])
+    told = {f"{own}/verdict": "so so", f"{own}/failure": "none", "code/failure": "no code", "code/passed": 0.0}
+    assert value == {"score": 1.0, f"reward/{own}": 0.5, "reward/code": 0.0, **told}
+
+
 @pytest.mark.parametrize(
     ("flags", "row", "message"),
     [
