@@ -19,7 +19,7 @@ from typing import Any
 from slime_rl.config import Config
 from slime_rl.protocols import GenerateFunction
 from slime_rl.rollout.client import Generation
-from slime_rl.rollout.generate import generate_whole
+from slime_rl.rollout.generate import RequestSeeds, generate_whole
 from slime_rl.rollout.runtime import current_runtime
 from slime_rl.types import Sample, Status
 
@@ -42,6 +42,7 @@ class ServerManager:
     def __init__(self, defaults: dict[str, Any]) -> None:
         self.defaults = defaults
         self.sampled: list[Generation] = []
+        self._seeds = RequestSeeds()
         self.interrupted = False  # by the run: loops know no such end, and must not go on from a part of a turn
 
     async def generate(
@@ -54,7 +55,7 @@ class ServerManager:
         """
         asked = sampling_params.get("max_tokens") or sampling_params.get("max_new_tokens")
         limit = min(self.defaults["max_new_tokens"], asked or self.defaults["max_new_tokens"])
-        params = {**self.defaults, "max_new_tokens": limit}
+        params = self._seeds.seeded({**self.defaults, "max_new_tokens": limit}, prompt_ids)
         answer = await generate_whole(list(prompt_ids), params, routing_key=str(request_id))
         if answer.finish_reason == "abort":
             self.interrupted = True

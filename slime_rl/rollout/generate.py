@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from array import array
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from slime_rl.config import Config
@@ -28,6 +31,12 @@ GENERATE_FUNCTIONS = ExtensionPoint(
 MAX_CONTINUATIONS = 100  # of one answer that engines break off (weight updates, failures)
 DROP_HINT = "--rollout-error drop would drop the group instead"
 _STATUS = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
+
+
+def keeps_episodes(config: Config) -> bool:
+    """Whether the run's generate function is one of ours that keep an episode in `metadata["agent"]`."""
+    path = config.rollout.generate_function_path
+    return GENERATE_FUNCTIONS.builtins.get(path, path).startswith("slime_rl.rollout.agent")
 
 
 async def single_turn(config: Config, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
@@ -95,8 +104,33 @@ def seeded(config: Config, sample: Sample, params: dict[str, Any]) -> dict[str, 
     """`params` for this sample: with a seed of its own when --deterministic is on."""
     if not config.train.deterministic:
         return params
-    digest = hashlib.blake2b(f"{config.train.seed} {sample.index}".encode(), digest_size=4).digest()
-    return {**params, "sampling_seed": int.from_bytes(digest, "little") >> 1}
+    return {**params, "sampling_seed": _seed_of(f"{config.train.seed} {sample.index}")}
+
+
+class RequestSeeds:
+    """Seeds for the requests of one sample that makes several: with one for all, equal prompts had equal answers.
+
+    A seed depends on the sample's, on what precedes the answer, and on how many requests asked for the same before: so
+    requests that differ may come in any order, as those of agents with sub-agents do.
+    """
+
+    def __init__(self) -> None:
+        self._asked: Counter[str] = Counter()
+
+    def seeded(self, params: dict[str, Any], input_ids: Sequence[int], role: str = "") -> dict[str, Any]:
+        """`params` for a request after `input_ids [P]`; unchanged where the sample has no seed."""
+        if "sampling_seed" not in params:
+            return params
+        ids = hashlib.blake2b(array("i", input_ids).tobytes(), digest_size=16).hexdigest()
+        what = f"{params['sampling_seed']} {ids} {role}"
+        number = self._asked[what]
+        self._asked[what] += 1
+        return {**params, "sampling_seed": _seed_of(f"{number} {what}")}
+
+
+def _seed_of(text: str) -> int:
+    digest = hashlib.blake2b(text.encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little") >> 1
 
 
 def eval_sampling_params(config: Config) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from slime_rl.buffer.sources import FilePromptSource
 from slime_rl.config import Config
 from slime_rl.rollout.client import EngineClient
 from slime_rl.rollout.continuous import ContinuousProduction
-from slime_rl.rollout.generate import seeded
+from slime_rl.rollout.generate import RequestSeeds, seeded
 from slime_rl.rollout.group_loop import group_loop
 from slime_rl.rollout.runtime import RolloutRuntime, use_runtime
 from slime_rl.rollout.stepped import SteppedProduction
@@ -217,6 +217,18 @@ def test_every_sample_has_its_own_seed_the_same_in_every_run(tmp_path: Path) -> 
     other = scripted_config(tmp_path, 5, *SIZES, "--deterministic", "--seed", "7")
     assert seeds[0] != seeded(other, samples[0], {})["sampling_seed"]
     assert seeded(scripted_config(tmp_path, 5, *SIZES), samples[0], {"top_p": 1.0}) == {"top_p": 1.0}
+
+
+def test_every_request_of_a_sample_has_its_own_seed_by_what_precedes_it() -> None:
+    def found(*requests: tuple[list[int], str], seed: int = 5) -> list[int]:
+        seeds = RequestSeeds()
+        return [seeds.seeded({"sampling_seed": seed}, ids, role)["sampling_seed"] for ids, role in requests]
+
+    a, b, other_role = ([1, 2], ""), ([1, 3], ""), ([1, 2], "second")
+    first = found(a, a, b, other_role)
+    assert len({*first, *found(a, a, b, other_role, seed=6)}) == 8
+    assert found(other_role, b, a, a) == [first[3], first[2], first[0], first[1]]
+    assert RequestSeeds().seeded({"top_p": 1.0}, [1]) == {"top_p": 1.0}
 
 
 @pytest.mark.parametrize("mode", [(), ("--rollout-ahead", "1"), ("--fully-async",)])

@@ -27,7 +27,7 @@ from slime_rl.rollout.agent.parsing import ParsedTurn, assistant_message, read_t
 from slime_rl.rollout.agent.template import Message
 from slime_rl.rollout.agent.turns import TurnRenderer
 from slime_rl.rollout.client import Generation, RequestRefused
-from slime_rl.rollout.generate import generate_whole
+from slime_rl.rollout.generate import RequestSeeds, generate_whole
 from slime_rl.rollout.runtime import current_runtime
 from slime_rl.types import Sample, Status
 
@@ -109,6 +109,7 @@ class Session:
         self.interrupted = False  # by the run: a call was refused for that
         self.calls: set[asyncio.Task[Turn]] = set()  # under way
         self._renderers: dict[str, TurnRenderer] = {}
+        self._seeds = RequestSeeds()
 
     async def complete(
         self,
@@ -132,7 +133,8 @@ class Session:
         params["max_new_tokens"] = min(params["max_new_tokens"], max_tokens or params["max_new_tokens"])
         if stop:
             params["stop"] = [*params.get("stop", []), *stop]
-        answer = await self._generate(place.prompt(), params)
+        prompt = place.prompt()
+        answer = await self._generate(prompt, self._seeds.seeded(params, prompt, role))
         return self._record(place, answer, tools if calls and tools else [], stop or [])
 
     def count_prompt(self, messages: list[Message], tools: list[dict[str, Any]] | None, role: str = "") -> int:

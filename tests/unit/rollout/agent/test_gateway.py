@@ -90,6 +90,24 @@ def test_branches_share_a_rollout_id_and_train_every_token_once(tmp_path: Path) 
     assert [s.metadata["agent"]["num_branches"] for s in samples] == [3, 3, 3]
 
 
+def test_calls_of_a_session_have_seeds_of_their_own_in_any_order(tmp_path: Path) -> None:
+    def seeds(params: dict[str, Any], contents: str) -> list[tuple[str, int]]:
+        async def body(session: Session, post: Any) -> None:
+            session.params |= params
+            for content in contents:
+                await chat(post, {"role": "user", "content": content})
+
+        _, requests, _ = talk(tmp_path, ["one" + END] * len(contents), body)
+        found = [request["sampling_params"].get("sampling_seed") for request in requests]
+        return sorted(zip(contents, found, strict=True))
+
+    first = seeds({"sampling_seed": 5}, "aaabb")
+    assert len({seed for _, seed in first}) == 5
+    assert first == seeds({"sampling_seed": 5}, "babaa")
+    assert not {seed for _, seed in first} & {seed for _, seed in seeds({"sampling_seed": 6}, "aaabb")}
+    assert seeds({}, "a") == [("a", None)]
+
+
 def test_tool_calls_come_in_the_apis_form_and_their_answers_continue_the_turn(tmp_path: Path) -> None:
     tool = {"type": "function", "function": {"name": "calculator", "parameters": {"type": "object", "properties": {}}}}
 
