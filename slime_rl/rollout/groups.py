@@ -21,8 +21,9 @@ from slime_rl.data.episodes import num_attempts
 from slime_rl.data.rendering import render_prompt
 from slime_rl.protocols import GenerateFunction, GroupFilter, RewardFunction, SampleFilter
 from slime_rl.registry import own_code
+from slime_rl.rollout.agent.episode import STATE_KEY
 from slime_rl.rollout.agent.tools import row_tools
-from slime_rl.rollout.generate import DROP_HINT, GENERATE_FUNCTIONS, seeded
+from slime_rl.rollout.generate import DROP_HINT, GENERATE_FUNCTIONS, keeps_episodes, seeded
 from slime_rl.rollout.greedy import add_greedy_baseline
 from slime_rl.rollout.rewards import REWARDS
 from slime_rl.rollout.rewards.values import read_values
@@ -337,7 +338,16 @@ def prepare(config: Config, samples: list[Sample]) -> None:
 def encode_prompt(
     config: Config, tokenizer: Any, prompt: str | list[dict[str, Any]], metadata: dict[str, Any]
 ) -> list[int]:
-    """Token ids `[P]` of a prompt, its tools rendered by the chat template."""
+    """Token ids `[P]` of a prompt, its tools rendered by the chat template.
+
+    Raises:
+        ValueError: the template or the tools reject it, or its metadata has what an episode would overwrite.
+    """
+    if STATE_KEY in metadata and keeps_episodes(config):
+        raise ValueError(
+            f"metadata[{STATE_KEY!r}] is where --generate-function-path {config.rollout.generate_function_path} keeps "
+            f"what came of an episode, so a prompt cannot bring its own, got {metadata[STATE_KEY]!r:.80}; rename it"
+        )
     return render_prompt(tokenizer, prompt, config.data.apply_chat_template, row_tools(config, metadata))
 
 

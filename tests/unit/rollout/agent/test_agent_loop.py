@@ -12,6 +12,7 @@ from factories import make_config
 from scripted_engine import answer
 from scripted_policy import TOKENIZER, calling, policy, tokens_of
 
+from slime_rl.buffer.sources.prompts import check_prompt_lengths, prompt_from_row
 from slime_rl.rollout.agent import agent_loop
 from slime_rl.rollout.agent.builtin_tools import calculator, with_printed_end
 from slime_rl.rollout.agent.parsing import MAX_DEPTH, ParsedTurn, ToolCall, depth_of, read_turn
@@ -45,6 +46,19 @@ def test_a_schema_of_the_row_that_nothing_stands_behind_is_not_called_known(tmp_
     ghost = {"type": "function", "function": {"name": "ghost", "parameters": {"type": "object", "properties": {}}}}
     sample, _ = run(tmp_path, [calling(("ghost", {})), "51" + END], tools=[ghost, "calculator"])
     assert contents(sample) == ["Error: there is no tool 'ghost'; known are calculator"]
+
+
+def test_a_row_that_brings_what_an_episode_would_overwrite_is_refused(tmp_path: Path) -> None:
+    def check(*flags: str) -> None:
+        config = make_config(tmp_path, *flags)
+        row = {"prompt": "hi", "label": "1", "metadata": {"agent": "mine"}}
+        prompt = prompt_from_row(row, 2, "p.jsonl:3", config.data)
+        check_prompt_lengths([prompt], lambda p: encode_prompt(config, TOKENIZER, p.prompt, p.metadata), 100, "error")
+
+    check()
+    for function in ("agent_loop", "slime_rl.rollout.agent:agent_loop"):
+        with pytest.raises(ValueError, match=r"^p.jsonl:3: metadata\['agent'\] .*'mine'.*--bad-rows skip"):
+            check("--generate-function-path", function)
 
 
 @pytest.fixture(autouse=True)
