@@ -1,9 +1,12 @@
 """How far engine and trainer agree: log-probs of the same sampled tokens, computed by SGLang and by Megatron-core.
 
-    python benchmarks/logprob_gap.py MODEL_DIR [--num-prompts 16] [--new-tokens 64] [--dtype float32]
+    python benchmarks/logprob_gap.py [MODEL_DIR ...] [--families] [--num-prompts 16] [--new-tokens 64] [--dtype float32]
 
 Starts one engine and one trainer with the weights in MODEL_DIR, samples at temperature 1 from random prompts, and
-prints the differences in nats. Last line: `mean_abs=… max_abs=…`.
+prints the differences in nats. With --families it does so for a random model of every family
+(benchmarks/tiny_models.py), after its way through torch_dist and back: what is exported is what the engine serves.
+A family that SGLang does not serve on this device is named with the engine's reason.
+Last line: `models=… not_served=… mean_abs=… max_abs=…`, the means and maxima of the worst model.
 """
 
 from __future__ import annotations
@@ -14,30 +17,36 @@ import json
 import random
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.tiny_models import CATALOGUE, make_named
 from slime_rl.config import Config, parse_config
 from slime_rl.data.batches import RolloutBatch, rollout_batch_from_groups
 from slime_rl.engine.ports import free_port
 from slime_rl.engine.server import EngineServer
 from slime_rl.rollout.client import EngineClient
 from slime_rl.rollout.generate import append_generation
+from slime_rl.trainer.convert import conversion_config, hf_to_torch_dist, torch_dist_to_hf
 from slime_rl.trainer.worker import TrainWorker
 from slime_rl.types import Group, Sample
 
 MAX_PROMPT_TOKENS = 48
 
 
-def make_config(args: argparse.Namespace, folder: Path) -> Config:
+def make_config(model_dir: Path, args: argparse.Namespace, folder: Path) -> Config:
     (folder / "prompts.jsonl").write_text('{"prompt": "unused", "label": "unused"}\n')
     return parse_config(
         [
-            *("--hf-checkpoint", args.model_dir, "--prompt-data", str(folder / "prompts.jsonl")),
+            *("--hf-checkpoint", str(model_dir), "--prompt-data", str(folder / "prompts.jsonl")),
             *("--run-dir", str(folder / "run"), "--train-dtype", args.dtype),
             *("--max-prompt-len", str(MAX_PROMPT_TOKENS), "--max-response-len", str(args.new_tokens)),
-            *("--old-log-probs", "recompute"),
+            *("--old-log-probs", "recompute", "--sglang-skip-tokenizer-init"),  # random models have none
         ]
     )
 
@@ -67,34 +76,71 @@ async def sample(url: str, prompts: list[list[int]], new_tokens: int) -> list[Gr
 
 def rollouts(config: Config, args: argparse.Namespace) -> RolloutBatch:
     server = EngineServer(config, 0, config.run_dir)
-    server.start()
     try:
-        prompts = random_prompts(args.model_dir, args.num_prompts, args.seed)
+        server.start()
+        prompts = random_prompts(config.model.hf_checkpoint, args.num_prompts, args.seed)
         groups = asyncio.run(sample(server.url, prompts, args.new_tokens))
     finally:
         server.stop()
     return rollout_batch_from_groups(groups, step=0, weight_version=0)
 
 
+def measure(model_dir: Path, args: argparse.Namespace) -> Tensor:
+    """Absolute differences in nats of all sampled tokens, `[T]` float32.
+
+    Raises:
+        RuntimeError: SGLang does not serve the model.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        config = make_config(model_dir, args, Path(name))
+        batch = rollouts(config, args)
+        worker = TrainWorker(config, 0, 1, "127.0.0.1", free_port())
+        ours = worker.compute_log_probs(batch, "policy")
+        worker.shutdown()
+    return (ours - batch.ragged("rollout_log_probs").values).abs()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model_dir")
+    parser.add_argument("model_dirs", nargs="*", type=Path, metavar="MODEL_DIR")
+    parser.add_argument("--families", action="store_true")
     parser.add_argument("--num-prompts", type=int, default=16)
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    gaps, not_served = [], 0
     with tempfile.TemporaryDirectory() as name:
-        config = make_config(args, Path(name))
-        batch = rollouts(config, args)
-        worker = TrainWorker(config, 0, 1, "127.0.0.1", free_port())
-        ours = worker.compute_log_probs(batch, "policy")
-    gap = (ours - batch.ragged("rollout_log_probs").values).abs()
-    print(f"{args.model_dir} {args.dtype}: {gap.numel()} tokens of {len(batch)} responses")
-    for share in (0.5, 0.99):
-        print(f"quantile {share}: {torch.quantile(gap, share):.2e}")
-    print(f"mean_abs={gap.mean():.2e} max_abs={gap.max():.2e}")
+        for model_dir in [*args.model_dirs, *(exported_families(Path(name)) if args.families else ())]:
+            try:
+                gaps.append(measure(model_dir, args))
+            except RuntimeError as error:
+                not_served += 1
+                reasons = [line.strip() for line in str(error).splitlines() if not line.strip().startswith("[")]
+                print(f"{model_dir.name}: not served: {reasons[-1]:.200}", flush=True)
+                continue
+            gap = gaps[-1]
+            print(
+                f"{model_dir.name} {args.dtype}: {gap.numel()} tokens, mean {gap.mean():.2e}, "
+                f"median {torch.quantile(gap, 0.5):.2e}, quantile 0.99 {torch.quantile(gap, 0.99):.2e}, "
+                f"largest {gap.max():.2e}",
+                flush=True,
+            )
+    worst = [max((float(number(gap)) for gap in gaps), default=float("nan")) for number in (Tensor.mean, Tensor.max)]
+    print(f"models={len(gaps)} not_served={not_served} mean_abs={worst[0]:.2e} max_abs={worst[1]:.2e}")
     return 0
+
+
+def exported_families(folder: Path) -> Iterator[Path]:
+    """A folder for each family, as the conversion to torch_dist and back writes it."""
+    for name in CATALOGUE:
+        original, exported = folder / "original" / name, folder / name
+        make_named(original, name)
+        hf_to_torch_dist(conversion_config(original, "families", False), folder / "dist" / name, 1)
+        config = conversion_config(original, "families", False)
+        options = {"num_workers": 1, "dtype": None, "shard_bytes": 5 * 10**9}
+        torch_dist_to_hf(config, folder / "dist" / name / "model", exported, **options)
+        yield exported
 
 
 if __name__ == "__main__":
