@@ -57,7 +57,7 @@ class Worker:
     pidfd: int
     requests: int
     answers: int
-    folder: contextlib.ExitStack
+    resources: contextlib.ExitStack  # its folder and the files above
 
 
 class Supervisor:
@@ -183,7 +183,10 @@ class Supervisor:
             fence_worker.run(request_out, answer_in, self.memory_bytes, self.owner, folder)
         os.close(request_out)
         os.close(answer_in)
-        return Worker(pid, os.pidfd_open(pid), request_in, answer_out, stack)
+        worker = Worker(pid, os.pidfd_open(pid), request_in, answer_out, stack)
+        for fd in (worker.pidfd, worker.requests, worker.answers):
+            stack.callback(os.close, fd)
+        return worker
 
     def end_worker(self) -> None:
         """Kill the worker and all its descendants: as subreaper we inherit those that were orphaned on purpose."""
@@ -203,10 +206,8 @@ class Supervisor:
                     if os.getpgid(pid) != os.getpgrp():  # at once, where it made a group of its own and forks in it
                         os.killpg(os.getpgid(pid), signal.SIGKILL)
             self._reap()
-        self.worker = None
-        for fd in (worker.pidfd, worker.requests, worker.answers):
-            os.close(fd)
-        worker.folder.close()
+        worker.resources.close()
+        self.worker = None  # last: whoever interrupts us goes on where we were
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
@@ -245,6 +246,7 @@ class ImportTimeoutError(BaseException):
 
 
 def _terminate(*_: object) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one would break off the tidying
     raise TerminatedError(0)
 
 
