@@ -10,7 +10,7 @@ it and are found. The kernel kills the command when the supervisor itself is kil
 
 Usage: python supervise.py CONTROL_FD OWNER_PID SCRATCH_DIR SHM_PREFIX COMMAND [ARG ...]
 At the end SCRATCH_DIR is removed ("" for none), and of shared memory: the files /dev/shm/SHM_PREFIX* that the command
-mapped ("" for none), and what torch shares by name, whose own keeper is killed too.
+mapped or that are new and nobody's ("" for none), and what torch shares by name, whose own keeper is killed too.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ OWNER_CHECK_S = 0.5  # the pipe alone does not tell when a fork of the owner sti
 OWNER_GONE_GRACE_S = 0.5  # enough for a server to unlink its files; nobody waits for its results any more
 SIGNALLED_GRACE_S = 5.0
 MAP_LIMIT_S = 5.0  # from the making of a shared file to its mapping
+UNMAPPED_AGE_S = 1.0  # after which a file that nobody has mapped is nobody's
 KILL_LIMIT_S = 10.0  # a process in uninterruptible sleep cannot be waited for without a bound
 SGLANG_SHM_PREFIX = "sglang_loads_"  # of an engine: SGLang leaves this file in /dev/shm, however it ends
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -63,7 +64,7 @@ class Supervisor:
                 self.wait_for_child(KILL_LIMIT_S)
         self.note_shared_memory()
         self.kill_descendants()
-        for path in self.shm_files | self.torch_files():
+        for path in self.shm_files | self.torch_files() | self.unmapped_files():
             remove_file(path)
         return self.ended.get(self.child, -signal.SIGKILL)
 
@@ -97,6 +98,14 @@ class Supervisor:
         for pid in descendants(os.getpid()):
             self.shm_files.update(new.intersection(mapped_files(pid)))
         self.foreign |= {path for path in new - self.shm_files if age_s(path) > MAP_LIMIT_S}
+
+    def unmapped_files(self) -> set[str]:
+        """New files of our prefix that nobody has mapped: a server that fails while it starts leaves one."""
+        new = shared_memory_files(self.shm_prefix) - self.shm_files - self.foreign
+        if new:  # one that another server has just made is mapped in a moment
+            time.sleep(max(0.0, UNMAPPED_AGE_S - min(map(age_s, new))))
+        mapped = {path for pid in processes() for path in mapped_files(pid)} if new else set()
+        return new - mapped
 
     def torch_files(self) -> set[str]:
         """Files of tensors that processes below us shared by name: torch calls them torch_PID_RANDOM_COUNTER."""
@@ -195,7 +204,7 @@ def mapped_files(pid: int) -> list[str]:
     try:
         with open(f"/proc/{pid}/maps") as file:
             return [line[line.index("/") :].strip() for line in file if "/" in line]
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return []
 
 

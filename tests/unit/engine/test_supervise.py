@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import subprocess
@@ -195,6 +196,22 @@ time.sleep(600)
     process.stop(grace_s=0)
     assert not temporary.parent.exists()
     assert not shm.exists()
+
+
+def test_shared_memory_of_a_command_that_ends_before_it_is_looked_at_is_removed(tmp_path: Path) -> None:
+    prefix = f"slime_test_{os.getpid()}_"
+    left, used = Path(f"/dev/shm/{prefix}left"), Path(f"/dev/shm/{prefix}used")
+    code = f"import sys; open({str(left)!r}, 'w').close(); sys.exit(3)"
+    process = SupervisedProcess([sys.executable, "-c", code], os.environ, tmp_path / "log", shm_prefix=prefix)
+    with used.open("wb+") as file:
+        file.truncate(4096)
+        with mmap.mmap(file.fileno(), 4096):  # by another server that has just begun
+            process.start()
+            wait_for(lambda: process.poll() is not None, 20)
+    try:
+        assert process.poll() == 3 and used.exists() and not left.exists()
+    finally:
+        used.unlink()
 
 
 def test_tensors_shared_by_name_are_removed(tmp_path: Path) -> None:
