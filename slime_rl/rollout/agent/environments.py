@@ -143,10 +143,8 @@ async def _close(config: Config, world: Environment) -> None:
     try:
         async with asyncio.timeout(config.agent.tool_timeout_s):
             await world.close()
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # the episode is over: what it brought stays, and so does the error that ended it
+    except (Exception, SystemExit) as error:
+        # The episode is over: what it brought stays, and so does the error that ended it.
         log.warning("%s: close failed: %s: %s", _flag(config), type(error).__name__, error)
 
 
