@@ -50,7 +50,8 @@ async def judge(config: Config, group: list[Sample]) -> list[dict[str, Any]]:
 
     The rubric is --judge-prompt or the one above. The judge is the run's own policy behind the router, a model of
     --sglang-config, or the model --judge-model of the OpenAI-compatible API at --reward-url. A verdict without a score
-    counts 0, noted as `judge_unreadable`.
+    counts 0, noted as `judge_unreadable`; so does a rubric that is blank with the response in place, which is not sent:
+    servers refuse it.
     """
     rubric = read_rubric(config)
     verdicts = await together(_verdict(config, rubric_text(rubric, sample)) for sample in group)
@@ -82,6 +83,8 @@ def _conversation(messages: list[dict[str, Any]]) -> str:
 
 
 async def _verdict(config: Config, text: str) -> str:
+    if not text.strip():
+        return ""
     reward = config.reward
     if reward.reward_url is not None:
         body = {

@@ -250,6 +250,19 @@ def test_a_score_of_a_reward_model_beyond_every_float_is_named(tmp_path: Path) -
         remotely(tmp_path, "reward_model", "/classify", lambda body: [{"embedding": [10**400]}], [sample("a")])
 
 
+def test_nothing_to_judge_is_not_sent(tmp_path: Path) -> None:
+    rubric = tmp_path / "rubric"
+    rubric.write_text("{response}\n")
+    samples, flags = [sample(""), sample(" \n"), sample("4")], ("--judge-prompt", str(rubric))
+
+    def reply(_: Any) -> Any:
+        return {"choices": [{"message": {"content": "Score: 10"}}]}
+
+    values, received = remotely(tmp_path, "judge", "/v1/chat/completions", reply, samples, *flags, tail="/v1")
+    assert [body["messages"][0]["content"] for body in received] == ["4\n"]
+    assert [(value["score"], value["judge_unreadable"]) for value in values] == [(0.0, 1.0), (0.0, 1.0), (1.0, 0.0)]
+
+
 def test_a_judges_last_score_counts(tmp_path: Path) -> None:
     verdicts = iter(["Score: 2? No.\nScore: 7", "I will not say.", "**Score:** 99"])
 
