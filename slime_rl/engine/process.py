@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ class SupervisedProcess:
 
     Whatever happens to the owner (return, exception, kill -9), the command and all processes it started end within
     about a second. So do the files /dev/shm/`shm_prefix`* that it mapped. May be started again after it ended.
+    Its methods may be called from any thread: who watches it may find its end while its owner stops it.
     """
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str], log_path: Path, shm_prefix: str = "") -> None:
@@ -36,6 +38,7 @@ class SupervisedProcess:
         self._control_fd = -1
         self._scratch = ""
         self._exit_code: int | None = None
+        self._lock = threading.RLock()  # of the end: two threads may meet it at once
 
     def start(self) -> None:
         """Start the command; the log file is written anew.
@@ -69,20 +72,24 @@ class SupervisedProcess:
 
     @property
     def supervisor_pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
+        process = self._process
+        return None if process is None else process.pid
 
     def poll(self) -> int | None:
         """None while it runs, else the command's exit code (128 + signal when a signal ended it)."""
-        if self._process is not None and self._process.poll() is not None:
-            self._finish()
-        return self._exit_code
+        with self._lock:
+            if self._process is not None and self._process.poll() is not None:
+                self._finish()
+            return self._exit_code
 
     def is_running(self) -> bool:
-        return self._process is not None and self.poll() is None
+        with self._lock:
+            return self.poll() is None and self._process is not None
 
     def is_suspended(self) -> bool:
         """Whether one of its processes is stopped (SIGSTOP, a debugger), so that it neither works nor ends."""
-        for pid in [] if self._process is None else supervise.descendants(self._process.pid):
+        supervisor = self.supervisor_pid
+        for pid in [] if supervisor is None else supervise.descendants(supervisor):
             with contextlib.suppress(psutil.NoSuchProcess):
                 if psutil.Process(pid).status() in SUSPENDED:
                     return True
@@ -90,17 +97,18 @@ class SupervisedProcess:
 
     def stop(self, grace_s: float = 5.0) -> int | None:
         """SIGTERM, then SIGKILL after `grace_s`; returns when nothing is left, with the exit code. Idempotent."""
-        if self._process is None:
+        with self._lock:
+            if self._process is None:
+                return self._exit_code
+            with contextlib.suppress(BrokenPipeError):  # the supervisor has ended: _finish looks after the rest
+                os.write(self._control_fd, f"stop {grace_s}\n".encode())
+            try:
+                self._process.wait(grace_s + 2 * supervise.KILL_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()  # the kernel kills the command with it
+                self._process.wait()
+            self._finish()
             return self._exit_code
-        with contextlib.suppress(BrokenPipeError):  # the supervisor has ended: _finish looks after the rest
-            os.write(self._control_fd, f"stop {grace_s}\n".encode())
-        try:
-            self._process.wait(grace_s + 2 * supervise.KILL_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()  # the kernel kills the command with it
-            self._process.wait()
-        self._finish()
-        return self._exit_code
 
     def tail(self, num_lines: int = 20) -> str:
         """The last lines of the log."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import logging
 import math
@@ -107,7 +108,8 @@ class RouterProcess:
         return f"the router {what}; the end of {self.log_path}:\n  {lines}"
 
     def is_alive(self) -> bool:
-        return self._process is not None and self._process.is_running()
+        process = self._process  # another thread may stop the router
+        return process is not None and process.is_running()
 
     def stop(self, grace_s: float = 1.0) -> None:
         """End the router. Idempotent."""
@@ -169,7 +171,7 @@ class RouterProcess:
                 content = answer.read()
         except urllib.error.HTTPError as error:
             raise RuntimeError(f"router {method} {path}: HTTP {error.code}: {error.read().decode()[:500]}") from error
-        except (urllib.error.URLError, ConnectionError, TimeoutError) as error:
+        except (OSError, http.client.HTTPException) as error:  # also an answer that breaks off
             raise RuntimeError(f"router {self.url} does not answer {method} {path}: {error}") from error
         return json.loads(content) if content else None
 

@@ -18,11 +18,11 @@ from pathlib import Path
 from slime_rl.cluster.loop_watch import watch_loop
 
 async def reward():
-    time.sleep(30)
+    time.sleep(600)
 
 async def main():
-    watch_loop(0.4, Path(sys.argv[1]))
-    await asyncio.sleep(1.2)  # waiting is not blocking
+    watch_loop(1.0, Path(sys.argv[1]))
+    await asyncio.sleep(1.5)  # waiting is not blocking
     print("still here", flush=True)
     if len(sys.argv) > 2:
         await asyncio.wait_for(reward(), 0.1)  # its deadline does not help
@@ -35,7 +35,7 @@ def run(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
     (tmp_path / "program.py").write_text(PROGRAM)
     arguments = [sys.executable, str(tmp_path / "program.py"), str(tmp_path / "logs" / "blocked.txt"), *words]
     root = str(Path(__file__).resolve().parents[3])
-    return subprocess.run(arguments, env={"PYTHONPATH": root}, capture_output=True, text=True, timeout=25)
+    return subprocess.run(arguments, env={"PYTHONPATH": root}, capture_output=True, text=True, timeout=120)
 
 
 def test_a_blocking_call_ends_the_process_and_is_named(tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ from slime_rl.cluster.ray_session import check_cluster
 
 
 def test_an_address_where_nothing_answers() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    with pytest.raises(ValueError, match=f"--ray-address 127.0.0.1:{port}: nothing answers there .*refused"):
-        check_cluster(f"127.0.0.1:{port}")
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # nobody else gets this port, and it listens to nobody
+        port = silent.getsockname()[1]
+        with pytest.raises(ValueError, match=f"--ray-address 127.0.0.1:{port}: nothing answers there .*refused"):
+            check_cluster(f"127.0.0.1:{port}")
     with pytest.raises(ValueError, match=r"--ray-address no-such-host\.invalid:6379: nothing answers there"):
         check_cluster("no-such-host.invalid:6379")
 

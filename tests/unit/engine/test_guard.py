@@ -26,9 +26,9 @@ class ScriptedRouter:
         return self.alive and self.answering
 
     def restart(self, engine_urls: list[str]) -> None:
-        self.num_restarts += 1
         self.alive = self.answering = True
         self.behind = list(engine_urls)
+        self.num_restarts += 1  # last: tests wait for it
 
     def add_worker(self, url: str) -> None:
         self.behind.append(url)
@@ -46,6 +46,8 @@ class ScriptedEngine:
         self.ended: str | None = None
         self.answering = True
         self.failing_starts = 0
+        self.silent_probes = 0  # that many are not answered yet
+        self.answered_at = self.restarted_at = 0.0
 
     @property
     def url(self) -> str:
@@ -61,6 +63,7 @@ class ScriptedEngine:
         if self.failing_starts:
             self.failing_starts -= 1
             raise RuntimeError("no memory")
+        self.restarted_at = time.monotonic()
         self.generation += 1
         self.ended, self.answering = None, True
         return self.url
@@ -82,9 +85,15 @@ class Scene:
 
     def probe(self, url: str, timeout_s: float) -> bool:
         engine = next(e for e in self.engines if e.name == url[0])
-        return url == engine.url and engine.answering and engine.ended is None
+        if engine.silent_probes:
+            engine.silent_probes -= 1
+            return False
+        answers = url == engine.url and engine.answering and engine.ended is None
+        if answers:
+            engine.answered_at = time.monotonic()
+        return answers
 
-    def wait_for(self, condition: Callable[[], bool], limit_s: float = 5.0) -> None:
+    def wait_for(self, condition: Callable[[], bool], limit_s: float = 60.0) -> None:
         deadline = time.monotonic() + limit_s
         while not condition():
             assert time.monotonic() < deadline, self.guard._members
@@ -107,19 +116,20 @@ def test_a_dead_engine_leaves_the_router_and_comes_back_only_when_admitted(tmp_p
 def test_a_hung_engine_is_replaced_after_the_timeout(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     scene.engines[1].answering = False
-    started = time.monotonic()
     scene.wait_for(lambda: scene.guard.urls(EngineState.STALE) == ["b1"])
-    assert 0.15 < time.monotonic() - started < 2
+    assert 0.2 <= scene.engines[1].restarted_at - scene.engines[1].answered_at < 60
     assert "engine 1 has not answered its health checks for" in scene.log
     scene.guard.close()
 
 
 def test_a_short_silence_is_forgiven(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, "--engine-health-timeout-s", "1.0")
-    scene.engines[1].answering = False
-    time.sleep(0.3)
-    scene.engines[1].answering = True
-    time.sleep(1.2)
+    scene = Scene(tmp_path, "--engine-health-timeout-s", "2.0")
+    began = time.monotonic()
+    while time.monotonic() - began < 2.5:  # several silences that are too long together only
+        scene.engines[1].silent_probes = 3
+        scene.wait_for(lambda: scene.engines[1].silent_probes == 0)
+        silent_until = time.monotonic()
+        scene.wait_for(lambda silent_until=silent_until: scene.engines[1].answered_at > silent_until)
     assert scene.guard.urls(EngineState.SERVING) == ["a0", "b0"]
     assert scene.guard.num_restarts == {"engine": 0, "router": 0}
     scene.guard.close()
@@ -138,7 +148,7 @@ def test_a_slow_engine_gets_no_requests_until_it_is_in_time_again(tmp_path: Path
     assert scene.guard.urls(EngineState.SLOW) == ["b0"], "now that another one serves"
     assert (scene.guard.num_slow, scene.guard.num_restarts["engine"]) == (2, 0)
     assert "engine 0 needs over 0.1 s to answer (--engine-slow-s): no requests" in scene.log
-    assert "engine 0 gets requests again" in scene.log
+    scene.wait_for(lambda: "engine 0 gets requests again" in scene.log)
     scene.guard.close()
 
 
@@ -156,8 +166,8 @@ def test_a_slow_engine_serves_when_it_is_the_only_one_left(tmp_path: Path) -> No
 def test_an_engine_that_keeps_its_weights_serves_as_soon_as_it_answers(tmp_path: Path) -> None:
     scene = Scene(tmp_path, keeps_weights=True, label="judge: ")
     scene.engines[0].ended = "exited with 1"
-    scene.wait_for(lambda: scene.router.behind == ["b0", "a1"])
-    assert scene.guard.urls(EngineState.SERVING) == ["a1", "b0"]
+    scene.wait_for(lambda: scene.guard.urls(EngineState.SERVING) == ["a1", "b0"])
+    assert scene.router.behind == ["b0", "a1"]
     assert " judge: engine 0 exited with 1; restarting" in scene.log
     scene.guard.close()
 
@@ -216,7 +226,7 @@ def test_an_engine_that_does_not_start_is_tried_within_the_budget(tmp_path: Path
 def test_without_a_budget_the_first_loss_ends_the_run(tmp_path: Path) -> None:
     scene = Scene(tmp_path, "--max-engine-restarts", "0")
     scene.router.alive = False
-    time.sleep(0.3)
+    scene.wait_for(lambda: scene.guard._failure is not None)
     with pytest.raises(RuntimeError, match="the router has ended\n--max-engine-restarts 0 allows no further restart"):
         scene.guard.check()
     assert scene.router.num_restarts == 0

@@ -33,7 +33,7 @@ def test_every_generating_request_is_a_span_and_nothing_else_is(tmp_path: Path) 
     asked = [("http", "/generate"), ("http", "/generate"), ("http", "/v1/chat/completions"), ("http", "/health")]
     spans = spans_of(tmp_path, *({"type": kind, "path": path} for kind, path in asked), {"type": "lifespan"})
     assert [(span["track"], span["name"]) for span in spans] == [("requests", "request")] * 3
-    assert all(0.04 < span["end"] - span["start"] < 1 for span in spans)
+    assert all(0.04 < span["end"] - span["start"] < 60 for span in spans)
 
 
 def test_a_request_that_fails_is_a_span_too(tmp_path: Path) -> None:
