@@ -1,155 +1,21 @@
-"""The rollout side's processes: one Ray actor per SGLang server, the router that the driver owns, and their guard."""
+"""The rollout side's processes: the engines of each model, the router that the driver owns, and their guard."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from slime_rl.cluster.errors import root_cause
+from slime_rl.cluster.engine_handle import EngineHandle, ExternalEngine, serving_host
 from slime_rl.cluster.placement import Placement
 from slime_rl.config import Config
 from slime_rl.engine.control import EngineControl, EngineError
 from slime_rl.engine.guard import EngineGuard, EngineState
 from slime_rl.engine.router import RouterProcess
-from slime_rl.engine.server import EngineServer, answers
 
-_ACTOR_ANSWER_S = 10.0
-_RESTART_MARGIN_S = 30.0  # what ending the old server may take on top of the new one's start
 _CHECKSUM_S = 120.0
-
-
-class EngineActor:
-    """Runs in its own Ray worker; the server below it lives in a process group that dies with this worker."""
-
-    def __init__(self, config: Config, index: int, run_dir: str, gpus: tuple[int, ...]) -> None:
-        self.server = EngineServer(config, index, Path(run_dir), gpus, host=serving_host(config))
-
-    def start(self) -> str:
-        """Start the server, wait until it is healthy, return its URL."""
-        self.server.start()
-        return self.server.url
-
-    def restart(self) -> str:
-        self.server.restart()
-        return self.server.url
-
-    def end_message(self) -> str | None:
-        return self.server.end_message()
-
-    def stop(self) -> None:
-        self.server.stop()
-
-
-class EngineHandle:
-    """The driver's side of one engine; a lost Ray worker is replaced by another in the same bundle."""
-
-    def __init__(
-        self, config: Config, placement: Placement, index: int, options: dict[str, Any], gpus: tuple[int, ...]
-    ) -> None:
-        self.config, self.placement, self.index, self.options, self.gpus = config, placement, index, options, gpus
-        self.actor = self._make(gpus)
-
-    def _make(self, gpus: tuple[int, ...]) -> Any:
-        run_dir = str(self.config.run_dir)
-        return ray.remote(EngineActor).options(**self.options).remote(self.config, self.index, run_dir, gpus)
-
-    def begin(self) -> Any:
-        """Start the server; the reference resolves to its URL."""
-        return self.actor.start.remote()
-
-    def stop(self) -> list[Any]:
-        """Begin to end the server; references to wait for."""
-        return [self.actor.stop.remote()]
-
-    def end_message(self) -> str | None:
-        """See engine.guard.Restartable. A worker that does not answer says nothing about its server."""
-        try:
-            return ray.get(self.actor.end_message.remote(), timeout=_ACTOR_ANSWER_S)
-        except GetTimeoutError:
-            return None
-        except RayActorError:
-            return "was lost with its Ray worker"
-
-    def weight_version(self) -> int | None:
-        """See engine.guard.Restartable; nobody else restarts it."""
-        return None
-
-    def restart(self) -> str:
-        """See engine.guard.Restartable."""
-        limit_s = self.config.cluster.start_timeout_s + _RESTART_MARGIN_S
-        try:
-            return ray.get(self.actor.restart.remote(), timeout=limit_s)
-        except RayTaskError as error:
-            raise RuntimeError(str(root_cause(error))) from error
-        except (GetTimeoutError, RayActorError):
-            ray.kill(self.actor)  # its server ends with it
-        self.actor = self._make(self.placement.present_gpus([(self.options, self.gpus)])[0])
-        try:
-            return ray.get(self.actor.start.remote(), timeout=limit_s)
-        except GetTimeoutError as error:  # most likely Ray waits for a node in place of a lost one
-            raise RuntimeError(f"Ray had no place for it within {limit_s:g} s; has a node been lost?") from error
-        except (RayTaskError, RayActorError) as error:
-            raise RuntimeError(str(root_cause(error))) from error
-
-
-class ExternalEngine:
-    """A server that somebody else runs (--rollout-external-engine-addrs): it is waited for, never started or ended."""
-
-    def __init__(self, config: Config, url: str) -> None:
-        self.url, self.limit_s = url.rstrip("/"), config.cluster.start_timeout_s
-        self.headers = config.engine.authorization
-
-    def begin(self) -> Any:
-        """As EngineHandle.begin."""
-        return ray.remote(_await_answer).options(num_cpus=0).remote(self.url, self.limit_s)
-
-    def end_message(self) -> str | None:
-        """Nothing is known of its process."""
-        return None
-
-    def weight_version(self) -> int | None:
-        """See engine.guard.Restartable; None when it does not tell a number."""
-
-        async def ask() -> str:
-            async with EngineControl(self.url, _ACTOR_ANSWER_S, headers=self.headers) as control:
-                return await control.weight_version()
-
-        try:
-            told = asyncio.run(ask())
-        except EngineError:
-            return None  # the next health check looks into it
-        return int(told) if told.isdecimal() else None
-
-    def restart(self) -> str:
-        """Wait until it answers again; who runs it must start it."""
-        return _await_answer(self.url, self.limit_s)
-
-    def stop(self) -> list[Any]:
-        """It goes on."""
-        return []
-
-
-def _await_answer(url: str, limit_s: float) -> str:
-    deadline = time.monotonic() + limit_s
-    while not answers(f"{url}/health"):
-        if time.monotonic() > deadline:
-            raise RuntimeError(
-                f"--rollout-external-engine-addrs: {url} does not answer within --start-timeout-s {limit_s:g}"
-            )
-        time.sleep(0.5)
-    return url
-
-
-def serving_host(config: Config) -> str:
-    """The address that servers of this process listen on: nobody else's business on a machine of its own, else the
-    network of the cluster (not every network of the machine)."""
-    return "127.0.0.1" if config.cluster.ray_address is None else ray.util.get_node_ip_address()
 
 
 class EngineGroup:
@@ -213,8 +79,7 @@ def policy_engines(config: Config, placement: Placement) -> EngineGroup:
     policy = config.served_models[0]
     own = [config.for_engine(policy, group) for group in policy.groups for _ in range(group.num_engines)]
     handles = [
-        EngineHandle(engine, placement, index, placement.engine_options(index), placement.engine_gpus(index))
-        for index, engine in enumerate(own)
+        EngineHandle(engine, placement, index, placement.engine_seats(index)) for index, engine in enumerate(own)
     ]
     return EngineGroup(config, handles)
 
@@ -228,8 +93,8 @@ def other_engines(config: Config, placement: Placement) -> dict[str, EngineGroup
         handles = []
         for group in model.groups:
             engine = config.for_engine(model, group)
-            for options, gpus in placement.reserve_engines(group.num_engines, group.num_gpus_per_engine):
-                handles.append(EngineHandle(engine, placement, index, options, gpus))
+            for seats in placement.reserve_engines(group.num_engines, engine.cluster):
+                handles.append(EngineHandle(engine, placement, index, seats))
                 index += 1
         found[model.name] = EngineGroup(config, handles, model.name)
     return found

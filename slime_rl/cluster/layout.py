@@ -3,7 +3,7 @@
     bundles of a placement group ──► slots, one a device, ordered by node and index ──► train ranks, engines
 
 Ray numbers bundles in any order over the nodes, so order comes from what was really given: consecutive ranks share a
-node as long as they can (their tensor-parallel group should not cross one), and an engine's devices are of one node.
+node as long as they can (their tensor-parallel group should not cross one), and so do the devices of an engine's part.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class EnginePlace:
-    """Where an engine runs: an actor in `bundle`, its server on `gpus` of that node."""
+class EnginePart:
+    """Where one node's part of an engine runs: an actor in `bundle`, its server on `gpus` of that node."""
 
     bundle: int
     node: str
@@ -46,21 +46,22 @@ def plan_training(num_workers: int, num_workers_per_node: int | None) -> BundleP
     return BundlePlan(num_workers // num_workers_per_node, num_workers_per_node, spread=True)
 
 
-def plan_colocated(num_workers: int, num_workers_per_node: int | None, gpus_per_engine: int) -> BundlePlan:
-    """Bundles that train workers and engines share: no smaller than an engine, which needs its devices on one node.
+def plan_colocated(num_workers: int, num_workers_per_node: int | None, gpus_per_part: int) -> BundlePlan:
+    """Bundles that train workers and engines share: no smaller than an engine's part, whose devices are of one node.
 
     Raises:
         ValueError: such bundles cannot hold the train workers.
     """
     plan = plan_training(num_workers, num_workers_per_node)
-    if plan.processes >= gpus_per_engine:
+    if plan.processes >= gpus_per_part:
         return plan
-    if num_workers % gpus_per_engine:
+    if num_workers % gpus_per_part:
         raise ValueError(
-            f"--train-num-workers must be a multiple of --rollout-num-gpus-per-engine ({gpus_per_engine}) with "
-            f"--colocate, unless --num-workers-per-node is at least that, got {num_workers}"
+            f"--train-num-workers must be a multiple of the GPUs that an engine has on a node ({gpus_per_part}; "
+            "--rollout-num-gpus-per-engine, --rollout-num-gpus-per-node) with --colocate, unless "
+            f"--num-workers-per-node is at least that, got {num_workers}"
         )
-    return BundlePlan(num_workers // gpus_per_engine, gpus_per_engine, spread=False)
+    return BundlePlan(num_workers // gpus_per_part, gpus_per_part, spread=False)
 
 
 def order_slots(slots: Sequence[Slot]) -> list[Slot]:
@@ -69,8 +70,10 @@ def order_slots(slots: Sequence[Slot]) -> list[Slot]:
     return sorted(slots, key=lambda slot: (-size[slot.node], slot.node, -1 if slot.gpu is None else slot.gpu, slot))
 
 
-def engine_places(slots: Sequence[Slot], num_engines: int, gpus_per_engine: int) -> list[EnginePlace]:
-    """Engines on consecutive slots of one node each.
+def engine_places(
+    slots: Sequence[Slot], num_engines: int, gpus_per_part: int, parts_per_engine: int = 1
+) -> list[tuple[EnginePart, ...]]:
+    """The parts of each engine, on consecutive slots of one node each.
 
     Raises:
         ValueError: not that many fit.
@@ -78,16 +81,16 @@ def engine_places(slots: Sequence[Slot], num_engines: int, gpus_per_engine: int)
     by_node: dict[str, list[Slot]] = {}
     for slot in order_slots(slots):
         by_node.setdefault(slot.node, []).append(slot)
-    places = []
+    parts = []
     for node, own in by_node.items():
-        for start in range(0, len(own) - gpus_per_engine + 1, gpus_per_engine):
-            part = own[start : start + gpus_per_engine]
+        for start in range(0, len(own) - gpus_per_part + 1, gpus_per_part):
+            part = own[start : start + gpus_per_part]
             gpus = tuple(slot.gpu for slot in part if slot.gpu is not None)
-            places.append(EnginePlace(part[0].bundle, node, gpus))
-    if len(places) < num_engines:
+            parts.append(EnginePart(part[0].bundle, node, gpus))
+    if len(parts) < num_engines * parts_per_engine:
         shares = ", ".join(f"{len(own)} on {node}" for node, own in by_node.items())
-        raise ValueError(
-            f"{num_engines} engines of {gpus_per_engine} GPUs (--rollout-num-gpus-per-engine), each on one node, do "
-            f"not fit: there are {shares}"
-        )
-    return places[:num_engines]
+        each = f"{gpus_per_part * parts_per_engine} GPUs (--rollout-num-gpus-per-engine)"
+        nodes = "each on one node" if parts_per_engine == 1 else f"each on {parts_per_engine} nodes"
+        raise ValueError(f"{num_engines} engines of {each}, {nodes}, do not fit: there are {shares}")
+    starts = range(0, num_engines * parts_per_engine, parts_per_engine)
+    return [tuple(parts[start : start + parts_per_engine]) for start in starts]

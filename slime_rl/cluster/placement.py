@@ -19,14 +19,16 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from slime_rl.cluster.layout import (
     BundlePlan,
-    EnginePlace,
+    EnginePart,
     Slot,
     engine_places,
     order_slots,
     plan_colocated,
     plan_training,
 )
-from slime_rl.config import Config
+from slime_rl.config import ClusterConfig, Config
+
+EngineSeat = tuple[dict[str, Any], tuple[int, ...]]  # Ray options; indices of the GPUs on the node, none on CPU
 
 
 @dataclass(frozen=True)
@@ -63,34 +65,28 @@ class Placement:
         cluster = config.cluster
         self.config, self.uses_gpus = config, cluster.device == "cuda"
         self._gpus: dict[tuple[str, int], list[int]] = {}  # by placement group and bundle, as they were at first
-        self.places: list[EnginePlace] = []
+        self.places: list[tuple[EnginePart, ...]] = []
         has_engines = config.needs_engines and not cluster.rollout_external_engine_addrs
-        workers, per_engine = cluster.train_num_workers, cluster.rollout_num_gpus_per_engine
+        workers, engines = cluster.train_num_workers, cluster.rollout_num_engines
+        on_node, nodes = cluster.engine_gpus_on_node, cluster.nodes_per_engine
         if cluster.colocate and has_engines:
-            plan = plan_colocated(workers, cluster.num_workers_per_node, per_engine)
+            plan = plan_colocated(workers, cluster.num_workers_per_node, on_node)
             self.train = self._seats(plan, cpus_each=2)
             self.rollout = self.train.group
-            self.places = engine_places(self.train.slots, cluster.rollout_num_engines, per_engine)
+            self.places = engine_places(self.train.slots, engines, on_node, nodes)
         else:
             self.train = self._seats(plan_training(workers, cluster.num_workers_per_node), cpus_each=1)
         self.critic = None
         if config.critic_is_apart:
             self.critic = self._seats(plan_training(config.critic.critic_num_workers, None), cpus_each=1)
         if has_engines and not cluster.colocate:
-            plan = BundlePlan(cluster.rollout_num_engines, per_engine, spread=False)
-            self.rollout = self._reserve(plan, cpus_each=1)
-            slots = self._slots(self.rollout, plan)
-            self.places = engine_places(slots, cluster.rollout_num_engines, per_engine)
+            self.rollout, self.places = self._places(engines, cluster)
 
-    def engine_options(self, index: int) -> dict[str, Any]:
-        """Ray options of engine `index`."""
-        return _options(self.rollout, self.places[index].bundle)
+    def engine_seats(self, index: int) -> list[EngineSeat]:
+        """Where engine `index` runs, by node."""
+        return [(_options(self.rollout, part.bundle), part.gpus) for part in self.places[index]]
 
-    def engine_gpus(self, index: int) -> tuple[int, ...]:
-        """Indices of the GPUs of engine `index` on its node; none on CPU."""
-        return self.places[index].gpus
-
-    def present_gpus(self, wanted: Sequence[tuple[dict[str, Any], tuple[int, ...]]]) -> list[tuple[int, ...]]:
+    def present_gpus(self, wanted: Sequence[EngineSeat]) -> list[tuple[int, ...]]:
         """For (Ray options, indices of the GPUs as they were at first) the indices now: when a node is lost Ray moves
         its bundles to another one, where other GPUs may be free.
 
@@ -112,12 +108,16 @@ class Placement:
         moved = {key: dict(zip(sorted(self._gpus[key]), sorted(gpus), strict=True)) for key, (_, gpus) in found.items()}
         return [tuple(moved[_key(options)][gpu] for gpu in gpus) for options, gpus in wanted]
 
-    def reserve_engines(self, num_engines: int, gpus_per_engine: int) -> list[tuple[dict[str, Any], tuple[int, ...]]]:
-        """(Ray options, indices of the GPUs) of engines beside those of the policy, on GPUs of their own."""
-        plan = BundlePlan(num_engines, gpus_per_engine, spread=False)
+    def reserve_engines(self, num_engines: int, cluster: ClusterConfig) -> list[list[EngineSeat]]:
+        """Where engines beside those of the policy run, by node, on GPUs of their own; `cluster` says how large."""
+        group, places = self._places(num_engines, cluster)
+        return [[(_options(group, part.bundle), part.gpus) for part in parts] for parts in places]
+
+    def _places(self, num_engines: int, cluster: ClusterConfig) -> tuple[PlacementGroup, list[tuple[EnginePart, ...]]]:
+        on_node, nodes = cluster.engine_gpus_on_node, cluster.nodes_per_engine
+        plan = BundlePlan(num_engines * nodes, on_node, spread=False)
         group = self._reserve(plan, cpus_each=1)
-        places = engine_places(self._slots(group, plan), num_engines, gpus_per_engine)
-        return [(_options(group, place.bundle), place.gpus) for place in places]
+        return group, engine_places(self._slots(group, plan), num_engines, on_node, nodes)
 
     def _seats(self, plan: BundlePlan, cpus_each: int) -> Seats:
         group = self._reserve(plan, cpus_each)

@@ -32,7 +32,10 @@ class ClusterConfig:
     """GPUs of all engines together, which with --rollout-num-gpus-per-engine gives --rollout-num-engines."""
 
     rollout_num_gpus_per_engine: int = 1
-    """GPUs of one engine (its tensor-parallel size); they are on one node."""
+    """GPUs of one engine (its tensor-parallel size)."""
+
+    rollout_num_gpus_per_node: int | None = flag(None, aliases=("--num-gpus-per-node",))
+    """GPUs of an engine on one node, where it has more of them than a node; not given: an engine is on one node."""
 
     rollout_external_engine_addrs: tuple[str, ...] = ()
     """URLs of SGLang servers that run already and are used instead of own engines; see docs/gpu.md for their flags."""
@@ -63,6 +66,7 @@ class ClusterConfig:
             train_num_workers=self.train_num_workers,
             rollout_num_engines=self.rollout_num_engines,
             rollout_num_gpus_per_engine=self.rollout_num_gpus_per_engine,
+            rollout_num_gpus_per_node=self.rollout_num_gpus_per_node,
             start_timeout_s=self.start_timeout_s,
             train_health_timeout_s=self.train_health_timeout_s,
         )
@@ -83,6 +87,7 @@ class ClusterConfig:
             )
             is_whole = self.rollout_num_gpus == self.rollout_num_engines * each
             check(is_whole, "--rollout-num-gpus", wanted, self.rollout_num_gpus)
+        check_engine_size("--rollout-num-gpus-per-engine", each, self.rollout_num_gpus_per_node)
         external = self.rollout_external_engine_addrs
         for url in external:
             is_url = url.startswith(("http://", "https://"))
@@ -96,6 +101,23 @@ class ClusterConfig:
                 f"engines of {each} GPUs do not fit on the {self.train_num_workers} of the train workers (--colocate)"
             )
             check(False, "--rollout-num-engines", wanted, self.rollout_num_engines)
+
+    @property
+    def nodes_per_engine(self) -> int:
+        """Nodes that one engine spans."""
+        each = self.rollout_num_gpus_per_engine
+        return max(1, each // (self.rollout_num_gpus_per_node or each))
+
+    @property
+    def engine_gpus_on_node(self) -> int:
+        """GPUs that one engine has on each of its nodes."""
+        return self.rollout_num_gpus_per_engine // self.nodes_per_engine
+
+
+def check_engine_size(name: str, size: int, per_node: int | None) -> None:
+    """That engines of `size` GPUs fill whole nodes of `per_node`, or fit on one."""
+    fits = per_node is None or size <= per_node or size % per_node == 0
+    check(fits, name, f"must be at most --rollout-num-gpus-per-node ({per_node}) or a multiple of it", size)
 
 
 def derived_counts(values: Mapping[str, Any]) -> dict[str, int]:

@@ -16,7 +16,7 @@ from slime_rl.config.agent import AgentConfig
 from slime_rl.config.algorithm import GROUP_ESTIMATORS, AlgorithmConfig
 from slime_rl.config.asynchrony import AsynchronyConfig
 from slime_rl.config.checks import check, check_data_files
-from slime_rl.config.cluster import ClusterConfig, ParallelConfig, derived_counts
+from slime_rl.config.cluster import ClusterConfig, ParallelConfig, check_engine_size, derived_counts
 from slime_rl.config.critic import CriticConfig
 from slime_rl.config.evaluation import check_override_names, for_evaluation
 from slime_rl.config.flags import StrictParser, add_dataclass, build, split_passthrough
@@ -65,6 +65,13 @@ class Config:
             "--weight-sync",
             "must be tensor or disk with --colocate: NCCL needs a GPU for each rank, and engines that gave their "
             "weights back cannot take a delta",
+            self.weight_sync.weight_sync,
+        )
+        check(
+            self.cluster.nodes_per_engine == 1 or self.weight_sync.weight_sync != "tensor",
+            "--weight-sync",
+            f"must not be tensor where an engine spans {self.cluster.nodes_per_engine} nodes "
+            "(--rollout-num-gpus-per-node): they share no memory",
             self.weight_sync.weight_sync,
         )
         self._check_data()
@@ -225,6 +232,8 @@ class Config:
             policy, path = models[0], self.model.hf_checkpoint
             count, each = self.cluster.rollout_num_engines, self.cluster.rollout_num_gpus_per_engine
             check(policy.num_engines == count, "--rollout-num-engines", f"must be as in {FLAG}, or left out", count)
+            for size in {group.num_gpus_per_engine for model in models for group in model.groups}:
+                check_engine_size(f"{FLAG}: num_gpus_per_engine", size, self.cluster.rollout_num_gpus_per_node)
             same = policy.groups[0].num_gpus_per_engine == each
             check(same, "--rollout-num-gpus-per-engine", f"must be as in {FLAG}, or left out", each)
             is_ours = policy.model_path is None or Path(policy.model_path).resolve() == Path(path).resolve()

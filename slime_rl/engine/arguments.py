@@ -121,7 +121,7 @@ def _ask_sglang(config: Config, passed: Sequence[str], ours: dict[str, str]) -> 
     device = engine_device(config.cluster.device)
     command = [sys.executable, "-m", "slime_rl.engine.launch_engine", "check", device, "--model-path=unused", *passed]
     answer = subprocess.run(
-        command, env=engine_environment(device, 1), capture_output=True, text=True, timeout=CHECK_TIMEOUT_S, check=False
+        command, env=engine_environment(device), capture_output=True, text=True, timeout=CHECK_TIMEOUT_S, check=False
     )
     if answer.returncode != 0:
         raise ValueError(f"--sglang-*: the installed SGLang cannot be asked about arguments:\n{answer.stderr[-2000:]}")

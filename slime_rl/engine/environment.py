@@ -36,14 +36,15 @@ def program_environment(extra: dict[str, str] | None = None) -> dict[str, str]:
 
 
 def engine_environment(
-    device: Literal["cpu", "cuda"], num_shards: int, gpus: Sequence[int] = (), threads: int = 1
+    device: Literal["cpu", "cuda"], gpus: Sequence[int] = (), threads: int = 1, shards: Sequence[int] = ()
 ) -> dict[str, str]:
-    """For one SGLang server whose model is cut into `num_shards` (its tensor-parallel size), on the GPUs given."""
+    """For one SGLang server on the GPUs given. `shards`: the tensor-parallel ranks that it runs of a model that is cut,
+    none where it is whole."""
     if device == "cuda":
         visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))} if gpus else {}
         return program_environment(ENGINE | visible)
     variables = ENGINE | ENGINE_ON_CPU | {"OMP_NUM_THREADS": str(threads)}
-    if num_shards > 1:  # SGLang wants to be told which core each shard is bound to
+    if shards:  # SGLang wants to be told which core each shard is bound to
         cores = sorted(os.sched_getaffinity(0))
-        variables["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(str(cores[n % len(cores)]) for n in range(num_shards))
+        variables["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(str(cores[n % len(cores)]) for n in shards)
     return program_environment(variables)

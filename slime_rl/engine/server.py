@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import logging
 import signal
 import sys
@@ -33,17 +34,26 @@ class EngineServer:
     """SGLang server number `index` of a run; its log is RUN_DIR/logs/engine_INDEX.log.
 
     It starts with the weights of --hf-checkpoint as version 0. `host` is the address it listens on; `gpus` are the
-    indices of its GPUs on this node, without any it takes those that its owner sees.
+    indices of its GPUs on this node, without any it takes those that its owner sees. Of an engine over several nodes
+    this is the part on node `node_rank`: that of rank 0 takes requests, the others (engine_INDEX_node_RANK.log) follow.
     """
 
     def __init__(
-        self, config: Config, index: int, run_dir: Path, gpus: Sequence[int] = (), *, host: str = "127.0.0.1"
+        self,
+        config: Config,
+        index: int,
+        run_dir: Path,
+        gpus: Sequence[int] = (),
+        *,
+        host: str = "127.0.0.1",
+        node_rank: int = 0,
     ) -> None:
         self.config, self.index, self.gpus, self.host = config, index, tuple(gpus), host
-        self.log_path = Path(run_dir) / "logs" / f"engine_{index}.log"
+        self.node_rank, self.meeting = node_rank, ""
+        self.name = f"{index}_node_{node_rank}" if node_rank else f"{index}"
+        self.log_path = Path(run_dir) / "logs" / f"engine_{self.name}.log"
         self._process: SupervisedProcess | None = None
         self._url: str | None = None
-        self._num_logs = 0
 
     @property
     def url(self) -> str:
@@ -56,14 +66,15 @@ class EngineServer:
     def supervisor_pid(self) -> int | None:
         return None if self._process is None else self._process.supervisor_pid
 
-    def start(self) -> None:
-        """Start the server and wait until it serves.
+    def start(self, meeting: str = "") -> None:
+        """Start the server and wait until it serves. `meeting` is the `host:port` at which its nodes find each other.
 
         Raises:
             ValueError: a sequence of the configured lengths does not fit the model.
             RuntimeError: it ended, or was not healthy within --start-timeout-s; with its last log lines.
         """
         check_context_length(self.config)
+        self.meeting = meeting
         deadline = time.monotonic() + self.config.cluster.start_timeout_s
         for attempt in range(PORT_TRIES):
             self.stop()
@@ -94,14 +105,14 @@ class EngineServer:
         lines = "\n  ".join(useful_lines(self.log_text(), 4))
         return f"{how}; the end of {self.log_path}:\n  {lines}"
 
-    def restart(self) -> None:
+    def restart(self, meeting: str = "") -> None:
         """End what is left of the server and start a new one, with the weights of --hf-checkpoint as version 0, at
         another port; the log so far is kept as engine_INDEX.N.log. Raises as `start` does."""
         self.stop()
-        self._num_logs += 1
-        if self.log_path.exists():
-            self.log_path.replace(self.log_path.with_suffix(f".{self._num_logs}.log"))
-        self.start()
+        if self.log_path.exists():  # also when another object wrote it: a lost Ray worker's
+            kept = (self.log_path.with_suffix(f".{number}.log") for number in itertools.count(1))
+            self.log_path.replace(next(path for path in kept if not path.exists()))
+        self.start(meeting)
 
     def stop(self, grace_s: float = 0.2) -> None:
         """End the server and all its processes. Idempotent.
@@ -127,11 +138,12 @@ class EngineServer:
         is_plain = device == "cuda" and not key and not trace
         program = ["sglang.launch_server"] if is_plain else ["slime_rl.engine.launch_engine", "serve", kind]
         arguments = [*sglang_arguments(self.config, self.index, device, self.host, port), *key, *trace]
+        if self.meeting:
+            nodes = self.config.cluster.nodes_per_engine
+            arguments += [f"--nnodes={nodes}", f"--node-rank={self.node_rank}", f"--dist-init-addr={self.meeting}"]
         self._process = SupervisedProcess(
             [sys.executable, "-m", *program, *arguments],
-            engine_environment(
-                device, self.config.cluster.rollout_num_gpus_per_engine, self.gpus, self.config.engine.engine_threads
-            ),
+            engine_environment(device, self.gpus, self.config.engine.engine_threads, self._shards()),
             self.log_path,
             shm_prefix=SGLANG_SHM_PREFIX,
         )
@@ -139,6 +151,13 @@ class EngineServer:
         if key:
             self.log_path.chmod(0o600)  # SGLang prints its arguments
         self._url = f"http://{self.host}:{port}"
+
+    def _shards(self) -> Sequence[int]:
+        cluster = self.config.cluster
+        each = cluster.engine_gpus_on_node
+        return (
+            range(self.node_rank * each, (self.node_rank + 1) * each) if cluster.rollout_num_gpus_per_engine > 1 else ()
+        )
 
     def _wait_until_healthy(self, deadline: float) -> bool:
         """False when the process ended, was suspended for --engine-health-timeout-s, or time ran out."""

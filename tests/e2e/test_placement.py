@@ -68,8 +68,9 @@ def check(placement: Placement, num_workers: int, num_engines: int) -> None:
     workers = devices(placement.train, num_workers)
     engines = []
     for index in range(num_engines):
-        assert node_of(placement.engine_options(index)) == placement.places[index].node
-        engines += [(placement.places[index].node, gpu) for gpu in placement.engine_gpus(index)]
+        for part, (options, gpus) in zip(placement.places[index], placement.engine_seats(index), strict=True):
+            assert node_of(options) == part.node
+            engines += [(part.node, gpu) for gpu in gpus]
     assert len(set(engines)) == len(engines)
     shared = set(workers) & set(engines)
     assert shared == (set(engines) if placement.config.cluster.colocate else set())
@@ -89,6 +90,14 @@ def test_colocated_engines_have_the_gpus_of_the_workers(place: Any) -> None:
     )
     check(placement, num_workers=8, num_engines=4)
     assert [placement.train.gpu(rank) for rank in range(8)] == [0, 1, 2, 3] * 2
+
+
+def test_an_engine_larger_than_a_node_has_all_of_several(place: Any) -> None:
+    flags = ("--colocate", "--train-num-workers", "8", "--weight-sync", "disk", "--rollout-num-gpus-per-engine", "8")
+    placement = place(*flags, "--rollout-num-gpus-per-node", "4")
+    check(placement, num_workers=8, num_engines=1)
+    assert [gpus for _, gpus in placement.engine_seats(0)] == [(0, 1, 2, 3)] * 2
+    assert len({part.node for part in placement.places[0]}) == 2
 
 
 def test_a_critic_apart_has_gpus_of_its_own_also_where_engines_take_turns_with_the_policy(place: Any) -> None:

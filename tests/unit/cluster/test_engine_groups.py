@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -9,27 +10,25 @@ import pytest
 from factories import make_config, write_model_folder
 
 from slime_rl.cluster import engines
-from slime_rl.config import Config
+from slime_rl.config import ClusterConfig, Config
 
 
 class Handle:
     """What an EngineHandle is made from."""
 
-    def __init__(self, config: Config, placement: Any, index: int, options: Any, gpus: tuple[int, ...]) -> None:
-        self.config, self.index, self.options, self.gpus = config, index, options, gpus
+    def __init__(self, config: Config, placement: Any, index: int, seats: list[Any]) -> None:
+        self.config, self.index, self.seats = config, index, seats
 
 
 class Places:
     """Bundles that are only names."""
 
-    def engine_options(self, index: int) -> dict[str, Any]:
-        return {"bundle": f"policy {index}"}
+    def engine_seats(self, index: int) -> list[Any]:
+        return [({"bundle": f"policy {index}"}, (index,))]
 
-    def engine_gpus(self, index: int) -> tuple[int, ...]:
-        return (index,)
-
-    def reserve_engines(self, num_engines: int, gpus_per_engine: int) -> list[Any]:
-        return [({"bundle": f"beside {i}"}, tuple(range(gpus_per_engine))) for i in range(num_engines)]
+    def reserve_engines(self, num_engines: int, cluster: ClusterConfig) -> list[Any]:
+        gpus, nodes = tuple(range(cluster.engine_gpus_on_node)), range(cluster.nodes_per_engine)
+        return [[({"bundle": f"beside {i}.{node}"}, gpus) for node in nodes] for i in range(num_engines)]
 
 
 @pytest.fixture
@@ -51,17 +50,25 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
 
 def test_the_policys_engines_have_the_arguments_of_their_groups(config: Config) -> None:
     group = engines.policy_engines(config, Places())  # type: ignore[arg-type]
-    found = [(h.index, h.config.engine.sglang_args, h.options, h.gpus) for h in group.handles]  # type: ignore[union-attr]
+    found = [(h.index, h.config.engine.sglang_args, h.seats) for h in group.handles]  # type: ignore[union-attr]
     assert found == [
-        (0, ("--log-level", "error", "--log-requests"), {"bundle": "policy 0"}, (0,)),
-        (1, ("--log-level", "error"), {"bundle": "policy 1"}, (1,)),
+        (0, ("--log-level", "error", "--log-requests"), [({"bundle": "policy 0"}, (0,))]),
+        (1, ("--log-level", "error"), [({"bundle": "policy 1"}, (1,))]),
     ]
     assert not group.guard.keeps_weights and group.router.log_path.name == "router.log"
 
 
 def test_models_beside_it_have_engines_a_router_and_a_guard_of_their_own(config: Config, tmp_path: Path) -> None:
     ((name, group),) = engines.other_engines(config, Places()).items()  # type: ignore[arg-type]
-    found = [(h.index, h.config.model.hf_checkpoint, h.gpus) for h in group.handles]  # type: ignore[union-attr]
+    found = [(h.index, h.config.model.hf_checkpoint, h.seats) for h in group.handles]  # type: ignore[union-attr]
     judge = str(tmp_path / "judge")
-    assert (name, found) == ("judge", [(2, judge, (0, 1)), (3, judge, (0, 1))])
+    seats = [[({"bundle": f"beside {i}.0"}, (0, 1))] for i in range(2)]
+    assert (name, found) == ("judge", [(2, judge, seats[0]), (3, judge, seats[1])])
     assert group.guard.keeps_weights and group.router.log_path.name == "router_judge.log"
+
+
+def test_large_engines_beside_it_span_nodes(config: Config) -> None:
+    cluster = dataclasses.replace(config.cluster, rollout_num_gpus_per_node=1)
+    ((_, group),) = engines.other_engines(config.with_sections(cluster=cluster), Places()).items()  # type: ignore[arg-type]
+    seats = [h.seats for h in group.handles]  # type: ignore[union-attr]
+    assert seats == [[({"bundle": f"beside {i}.{node}"}, (0,)) for node in range(2)] for i in range(2)]

@@ -36,6 +36,7 @@ def test_engines_have_gpus_of_one_node_and_share_none(num_nodes: int, tensor_par
     slots = shuffled_slots(num_nodes, 8, bundle_size=max(1, tensor_parallel // 2), seed=num_nodes)
     num_engines = num_nodes * 8 // tensor_parallel
     places = engine_places(slots, num_engines, tensor_parallel)
+    places = [part for (part,) in places]
     taken = [(place.node, gpu) for place in places for gpu in place.gpus]
     assert len(places) == num_engines
     assert len(set(taken)) == len(taken) == num_nodes * 8
@@ -53,14 +54,31 @@ def test_whole_nodes_come_before_remainders() -> None:
 
 def test_an_engine_that_would_cross_nodes_is_refused() -> None:
     slots = [Slot(node, gpu, 0) for node in "ab" for gpu in range(3)]
-    assert [place.node for place in engine_places(slots, 2, 2)] == ["a", "b"]
-    with pytest.raises(ValueError, match=r"3 engines of 2 GPUs .* do not fit: there are 3 on a, 3 on b"):
+    assert [part.node for (part,) in engine_places(slots, 2, 2)] == ["a", "b"]
+    with pytest.raises(
+        ValueError, match=r"3 engines of 2 GPUs .* each on one node, do not fit: there are 3 on a, 3 on b"
+    ):
         engine_places(slots, 3, 2)
+
+
+@pytest.mark.parametrize(("num_nodes", "engine_nodes"), [(2, 2), (8, 2), (8, 4), (64, 16)])
+def test_an_engine_larger_than_a_node_has_whole_nodes(num_nodes: int, engine_nodes: int) -> None:
+    slots = shuffled_slots(num_nodes, 8, bundle_size=8, seed=num_nodes)
+    engines = engine_places(slots, num_nodes // engine_nodes, 8, engine_nodes)
+    by_bundle = {slot.bundle: slot.node for slot in slots}
+    for parts in engines:
+        assert len({part.node for part in parts}) == engine_nodes
+        assert all(part.gpus == tuple(range(8)) and by_bundle[part.bundle] == part.node for part in parts)
+    assert len({part.node for parts in engines for part in parts}) == num_nodes
+    with pytest.raises(
+        ValueError, match=rf"engines of {8 * engine_nodes} GPUs .* each on {engine_nodes} nodes, do not"
+    ):
+        engine_places(slots, num_nodes // engine_nodes + 1, 8, engine_nodes)
 
 
 def test_on_cpu_there_are_places_without_gpus() -> None:
     slots = [Slot("a", None, bundle) for bundle in range(3)]
-    assert [(place.bundle, place.gpus) for place in engine_places(slots, 2, 1)] == [(0, ()), (1, ())]
+    assert [(part.bundle, part.gpus) for (part,) in engine_places(slots, 2, 1)] == [(0, ()), (1, ())]
 
 
 def test_bundles_are_nodes_when_the_nodes_are_given() -> None:
@@ -74,5 +92,5 @@ def test_shared_bundles_hold_a_whole_engine() -> None:
     assert (plan_colocated(16, None, 4).count, plan_colocated(16, None, 4).processes) == (4, 4)
     assert (plan_colocated(16, 8, 4).count, plan_colocated(16, 8, 4).processes) == (2, 8)
     assert (plan_colocated(6, 6, 4).count, plan_colocated(6, 6, 4).processes) == (1, 6)
-    with pytest.raises(ValueError, match=r"--train-num-workers must be a multiple of .* \(4\) .*got 6"):
+    with pytest.raises(ValueError, match=r"--train-num-workers must be a multiple of .* \(4; .*got 6"):
         plan_colocated(6, None, 4)

@@ -246,6 +246,14 @@ def test_counts_of_nodes_and_gpus_give_those_of_workers_and_engines(tmp_path: Pa
             ("--rollout-num-gpus", "3", "--rollout-num-gpus-per-engine", "2"),
             "--rollout-num-gpus must be --rollout-num-engines x --rollout-num-gpus-per-engine = 2, got 3",
         ),
+        (
+            ("--rollout-num-gpus-per-engine", "6", "--rollout-num-gpus-per-node", "4"),
+            "--rollout-num-gpus-per-engine must be at most --rollout-num-gpus-per-node (4) or a multiple of it, got 6",
+        ),
+        (
+            ("--rollout-num-gpus-per-engine", "8", "--num-gpus-per-node", "4"),
+            "--weight-sync must not be tensor where an engine spans 2 nodes (--rollout-num-gpus-per-node): they share",
+        ),
         (("--rollout-external-engine-addrs", "a:1"), "takes URLs such as http://host:30000, got 'a:1'"),
         (
             ("--rollout-external-engine-addrs", "http://a:1", "--rollout-num-engines", "2"),

@@ -105,6 +105,16 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None
         config_of(tmp_path, text)
 
 
+def test_engines_of_every_model_fill_whole_nodes(tmp_path: Path) -> None:
+    flags = ("--rollout-num-gpus-per-node", "4", "--weight-sync", "disk")
+    judge = "{name: j, model_path: JUDGE, server_groups: [{num_gpus: SIZE, num_gpus_per_engine: SIZE}]}]"
+    large = config_of(tmp_path, f"{POLICY}, {judge.replace('SIZE', '8')}", *flags)
+    model = large.served_models[1]
+    assert large.for_engine(model, model.groups[0]).cluster.nodes_per_engine == 2
+    with pytest.raises(ValueError, match=r"--sglang-config: num_gpus_per_engine must be at most .* \(4\) .* got 6"):
+        config_of(tmp_path, f"{POLICY}, {judge.replace('SIZE', '6')}", *flags)
+
+
 def test_counts_on_the_command_line_must_agree(tmp_path: Path) -> None:
     config_of(tmp_path, POLICY + "]", "--rollout-num-engines", "2")
     with pytest.raises(ValueError, match="--rollout-num-engines must be as in --sglang-config, or left out, got 3"):
