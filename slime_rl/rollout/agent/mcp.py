@@ -205,6 +205,8 @@ class McpServer:
                 continue
             if isinstance(message, dict):
                 self._take(message, waiting)
+        process.kill()  # it closed its output: whoever asks next must find it ended, and start another
+        process.wait()
         for answer in list(waiting.values()):
             _settle(answer, error=McpError(f"{self.command} has ended"))
 

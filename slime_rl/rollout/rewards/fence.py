@@ -31,7 +31,7 @@ from slime_rl.rollout.rewards.fence_protocol import WITHDRAWN, Failure, FrameErr
 from slime_rl.rollout.together import together
 
 GIB = 1024**3
-IMPORT_TIMEOUT_S = 60.0  # for the first call of a module; sympy takes a second, on a busy machine ten
+IMPORT_TIMEOUT_S = 180.0  # for the first call of a module; sympy takes a second, on a busy machine ten or twenty
 GRACE_S = 5.0  # a supervisor that has not answered this long after its deadline is itself dead
 
 _current: ContextVar[ProcessFence] = ContextVar("process_fence")

@@ -131,7 +131,7 @@ def score(tmp_path: Path, rows: list[tuple[Prompt, str]]) -> list[dict[str, Any]
     ]
 
     async def go() -> list[dict[str, Any]]:
-        with ProcessFence(1, timeout_s=30.0) as fence, use_fence(fence):
+        with ProcessFence(1, timeout_s=60.0) as fence, use_fence(fence):
             return await reward(make_config(tmp_path), group)
 
     return asyncio.run(go())

@@ -31,7 +31,7 @@ def run(tmp_path: Path, replies: list[dict[str, Any]], sample: Sample, budget: i
     async def go() -> list[dict[str, Any]]:
         async with (
             scripted_engine(lambda body: next(script)) as (url, received),
-            EngineClient(url, max_in_flight=1, timeout_s=5) as client,
+            EngineClient(url, max_in_flight=1, timeout_s=60) as client,
         ):
             with use_runtime(RolloutRuntime(client=client, tokenizer=HintTokenizer())):
                 assert await generate(config, sample, {"max_new_tokens": budget}) is sample

@@ -15,7 +15,7 @@ from slime_rl.rollout.scope import SampleScope, use_scope
 def test_generate_returns_exactly_what_was_sampled() -> None:
     async def go() -> None:
         async with scripted_engine(lambda body: answer([7, 8, 2], "ab", version="3")) as (url, received):
-            async with EngineClient(url, max_in_flight=4, timeout_s=5) as client:
+            async with EngineClient(url, max_in_flight=4, timeout_s=60) as client:
                 result = await client.generate([1, 2], {"max_new_tokens": 3})
         assert (result.tokens, result.log_probs, result.versions) == ([7, 8, 2], [-0.5] * 3, [3, 3, 3])
         assert (result.text, result.finish_reason) == ("ab", "stop")
@@ -39,7 +39,7 @@ def test_generate_returns_exactly_what_was_sampled() -> None:
 def test_an_answer_of_another_form_is_an_error_that_shows_it(changes: dict[str, Any]) -> None:
     async def go() -> None:
         async with scripted_engine(lambda body: answer([5]) | changes) as (url, _):
-            async with EngineClient(url, max_in_flight=4, timeout_s=5) as client:
+            async with EngineClient(url, max_in_flight=4, timeout_s=60) as client:
                 with pytest.raises(ValueError, match="the engine answered"):
                     await client.generate([1], {})
 
@@ -49,7 +49,7 @@ def test_an_answer_of_another_form_is_an_error_that_shows_it(changes: dict[str, 
 def test_bad_request_fails_at_once() -> None:
     async def go() -> None:
         async with scripted_engine(lambda body: 400) as (url, received):
-            async with EngineClient(url, max_in_flight=4, timeout_s=30) as client:
+            async with EngineClient(url, max_in_flight=4, timeout_s=60) as client:
                 with pytest.raises(ValueError, match="refused the request: HTTP 400: scripted failure"):
                     await client.generate([1], {})
         assert len(received) == 1
@@ -62,7 +62,7 @@ def test_server_errors_are_retried_until_one_answer_comes() -> None:
 
     async def go() -> None:
         async with scripted_engine(lambda body: next(statuses, answer([5]))) as (url, received):
-            async with EngineClient(url, max_in_flight=4, timeout_s=10) as client:
+            async with EngineClient(url, max_in_flight=4, timeout_s=60) as client:
                 result = await client.generate([1], {})
                 assert client.num_retries == 2
         assert result.tokens == [5] and len(received) == 3
@@ -86,7 +86,10 @@ def test_a_retry_is_a_new_request_for_the_engine() -> None:
     async def go() -> None:
         app = web.Application()
         app.router.add_post("/generate", handle)
-        async with TestServer(app) as server, EngineClient(str(server.make_url("")), max_in_flight=1, timeout_s=5) as c:
+        async with (
+            TestServer(app) as server,
+            EngineClient(str(server.make_url("")), max_in_flight=1, timeout_s=60) as c,
+        ):
             with use_scope(SampleScope()) as scope:
                 assert (await c.generate([1], {})).tokens == [5]
         assert scope.requests == set() and c.num_retries == 2
@@ -98,8 +101,8 @@ def test_a_retry_is_a_new_request_for_the_engine() -> None:
 def test_retries_end_at_the_deadline_with_the_last_failure() -> None:
     async def go() -> None:
         async with scripted_engine(lambda body: 503) as (url, _):
-            async with EngineClient(url, max_in_flight=4, timeout_s=0.5) as client:
-                with pytest.raises(TimeoutError, match=r"--request-timeout-s 0\.5; last: HTTP 503"):
+            async with EngineClient(url, max_in_flight=4, timeout_s=2.0) as client:
+                with pytest.raises(TimeoutError, match=r"--request-timeout-s 2; last: HTTP 503"):
                     await client.generate([1], {})
 
     asyncio.run(go())
@@ -107,7 +110,7 @@ def test_retries_end_at_the_deadline_with_the_last_failure() -> None:
 
 def test_unreachable_engine_ends_at_the_deadline() -> None:
     async def go() -> None:
-        async with EngineClient("http://127.0.0.1:9", max_in_flight=1, timeout_s=0.3) as client:
+        async with EngineClient("http://127.0.0.1:9", max_in_flight=1, timeout_s=1.0) as client:
             with pytest.raises(TimeoutError, match="ClientConnectorError"):
                 await client.generate([1], {})
 
@@ -120,7 +123,7 @@ def test_answer_with_missing_log_probs_is_refused() -> None:
 
     async def go() -> None:
         async with scripted_engine(lambda body: broken) as (url, _):
-            async with EngineClient(url, max_in_flight=1, timeout_s=5) as client:
+            async with EngineClient(url, max_in_flight=1, timeout_s=60) as client:
                 with pytest.raises(ValueError, match="2 tokens but 1 log-probs"):
                     await client.generate([1], {})
 
@@ -131,7 +134,7 @@ def test_answer_with_missing_log_probs_is_refused() -> None:
 def test_answer_that_is_no_generation_is_shown(odd: object) -> None:
     async def go() -> None:
         async with scripted_engine(lambda body: odd) as (url, _):
-            async with EngineClient(url, max_in_flight=1, timeout_s=5) as client:
+            async with EngineClient(url, max_in_flight=1, timeout_s=60) as client:
                 with pytest.raises(ValueError, match="answered something else than a generation"):
                     await client.generate([1], {})
 
@@ -145,7 +148,7 @@ def test_answer_with_a_log_prob_that_is_no_number_is_refused(value: object) -> N
 
     async def go() -> None:
         async with scripted_engine(lambda body: broken) as (url, _):
-            async with EngineClient(url, max_in_flight=1, timeout_s=5) as client:
+            async with EngineClient(url, max_in_flight=1, timeout_s=60) as client:
                 with pytest.raises(ValueError, match=r"no finite number.*token 1 of 2|JSON"):
                     await client.generate([1], {})
 
@@ -154,18 +157,22 @@ def test_answer_with_a_log_prob_that_is_no_number_is_refused(value: object) -> N
 
 def test_no_more_requests_are_in_flight_than_allowed() -> None:
     now, most = 0, 0
+    three_are_there = asyncio.Event()
 
     async def slow(body: dict[str, object]) -> dict[str, object]:
         nonlocal now, most
         now += 1
         most = max(most, now)
+        if now == 3:
+            three_are_there.set()
+        await three_are_there.wait()
         await asyncio.sleep(0.02)
         now -= 1
         return answer([1])
 
     async def go() -> None:
         async with scripted_engine(slow) as (url, received):
-            async with EngineClient(url, max_in_flight=3, timeout_s=10) as client:
+            async with EngineClient(url, max_in_flight=3, timeout_s=60) as client:
                 await asyncio.gather(*(client.generate([1], {}) for _ in range(12)))
         assert most == 3 and len(received) == 12
 
@@ -182,7 +189,10 @@ def test_a_routing_key_travels_as_the_routers_header() -> None:
     async def go() -> None:
         app = web.Application()
         app.router.add_post("/generate", handle)
-        async with TestServer(app) as server, EngineClient(str(server.make_url("")), max_in_flight=1, timeout_s=5) as c:
+        async with (
+            TestServer(app) as server,
+            EngineClient(str(server.make_url("")), max_in_flight=1, timeout_s=60) as c,
+        ):
             await c.generate([1], {}, routing_key="4-7")
             await c.generate([1, 2, 3], {})
             assert (c.num_prompt_tokens, c.num_cached_tokens) == (4, 0)
@@ -200,12 +210,13 @@ def test_who_gives_up_before_its_turn_no_longer_waits_for_a_slot() -> None:
             return answer([5])
 
         async with scripted_engine(lambda body: reply()) as (url, _):
-            async with EngineClient(url, max_in_flight=1, timeout_s=10) as client:
+            async with EngineClient(url, max_in_flight=1, timeout_s=60) as client:
                 with use_scope(SampleScope()) as scope:
                     first = asyncio.create_task(client.generate([1], {}))
                     second = asyncio.create_task(client.generate([2], {}))
-                    await asyncio.sleep(0.1)
-                    assert scope.queued == 1
+                    async with asyncio.timeout(60):
+                        while scope.queued != 1:
+                            await asyncio.sleep(0.01)
                     second.cancel()
                     await asyncio.wait({second})
                     assert scope.queued == 0

@@ -35,7 +35,7 @@ def run(config: Any, groups: list[Group], reply: Any) -> tuple[list[str | None],
     async def go() -> tuple[list[str | None], list[dict[str, Any]]]:
         async with (
             scripted_engine(reply) as (url, received),
-            EngineClient(url, max_in_flight=8, timeout_s=5) as client,
+            EngineClient(url, max_in_flight=8, timeout_s=60) as client,
         ):
             with use_runtime(RolloutRuntime(client=client, tokenizer=None)):
                 runner = GroupRunner(config)

@@ -41,7 +41,7 @@ def make_group(size: int = 2) -> Group:
 
 def run_group(config: Any, group: Group, reply: Any) -> str | None:
     async def go() -> str | None:
-        async with scripted_engine(reply) as (url, _), EngineClient(url, max_in_flight=8, timeout_s=5) as client:
+        async with scripted_engine(reply) as (url, _), EngineClient(url, max_in_flight=8, timeout_s=60) as client:
             with use_runtime(RolloutRuntime(client=client, tokenizer=None)):
                 return await GroupRunner(config).run(group, {"max_new_tokens": 4})
 

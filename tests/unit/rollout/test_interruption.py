@@ -365,7 +365,7 @@ def test_an_abort_reaches_the_engine_behind_the_router() -> None:
         front.router.add_get("/workers", workers)
         await router.start_server()
         scope = SampleScope()
-        async with EngineClient(str(router.make_url("")), max_in_flight=4, timeout_s=20) as client:
+        async with EngineClient(str(router.make_url("")), max_in_flight=4, timeout_s=60) as client:
             with use_scope(scope):
                 request = asyncio.create_task(client.generate([1], {}))
             while not scope.requests:

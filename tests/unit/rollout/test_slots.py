@@ -28,7 +28,7 @@ def test_never_more_than_its_slots_and_none_is_lost_by_cancellation() -> None:
             await asyncio.sleep(0.001)
             rng.choice(tasks).cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        async with asyncio.timeout(5):  # all five are free again
+        async with asyncio.timeout(60):  # all five are free again
             await asyncio.gather(*(work(slots) for _ in range(50)))
 
     asyncio.run(go())

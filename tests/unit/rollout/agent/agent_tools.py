@@ -25,9 +25,9 @@ def long_text(count: int = 5) -> str:
     return " ".join(f"word{i}" for i in range(count))
 
 
-async def gathered(name: str) -> dict[str, str]:
+async def gathered(name: str, seconds: float = 0.05) -> dict[str, str]:
     """Says hello, once another call is there too."""
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(seconds)
     return {"hello": name}
 
 
@@ -49,7 +49,7 @@ async def stubborn() -> str:
     """Does not listen when it is cancelled."""
     for _ in range(3):
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(2.0)
     return "late"
 
 

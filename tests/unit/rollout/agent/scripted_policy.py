@@ -63,11 +63,11 @@ async def policy(tmp_path: Path, turns: Sequence[Any], *flags: str, workers: int
         return answer(tokens_of(turn), turn) if isinstance(turn, str) else turn
 
     config: Config = make_config(tmp_path, *flags)
-    async with scripted_engine(reply) as (url, received), EngineClient(url, max_in_flight=8, timeout_s=5) as client:
+    async with scripted_engine(reply) as (url, received), EngineClient(url, max_in_flight=8, timeout_s=60) as client:
         gateway = Gateway()
         await gateway.start()
         runtime = RolloutRuntime(client=client, tokenizer=TOKENIZER, make_parser=HermesLikeParser, gateway=gateway)
-        with ProcessFence(workers, timeout_s=5.0) as fence, use_fence(fence), use_runtime(runtime):
+        with ProcessFence(workers, timeout_s=60.0) as fence, use_fence(fence), use_runtime(runtime):
             try:
                 yield config, received
             finally:

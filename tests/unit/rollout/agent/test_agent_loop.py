@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +67,9 @@ def tools_importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def tool_file(tmp_path: Path) -> str:
     path = tmp_path / "tools.yaml"
-    names = ("slow", "leave", "long_text", "gathered", "broken_text", "leaving", "stubborn", "blocking")
-    lines = [f"  - {{name: {name}, function: 'agent_tools:{name}', timeout_s: 0.5}}" for name in names]
+    seconds = dict.fromkeys(("leave", "long_text", "gathered", "broken_text", "leaving"), 60)
+    seconds |= dict.fromkeys(("slow", "stubborn", "blocking"), 0.5)
+    lines = [f"  - {{name: {name}, function: 'agent_tools:{name}', timeout_s: {s}}}" for name, s in seconds.items()]
     path.write_text("tools:\n" + "\n".join(lines) + "\n")
     return str(path)
 
@@ -111,7 +111,7 @@ def test_calls_of_one_turn_run_at_once_and_answer_in_order(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("call", "expected"),
     [
-        (("slow", {"seconds": 30}), "Error: slow gave no answer within 0.5 s"),
+        (("slow", {"seconds": 600}), "Error: slow gave no answer within 0.5 s"),
         (("leave", {}), "Error: the process died"),
         (("calculator", {"expression": "1 / 0"}), "Error: ZeroDivisionError"),
         (("calculator", {"expression": "__import__('os')"}), "Error: ValueError: not arithmetic"),
@@ -124,12 +124,10 @@ def test_calls_of_one_turn_run_at_once_and_answer_in_order(tmp_path: Path) -> No
 def test_what_goes_wrong_is_text_for_the_policy(
     tmp_path: Path, call: tuple[str, dict[str, Any]], expected: str
 ) -> None:
-    started = time.monotonic()
     flags = ("--tool-config", tool_file(tmp_path))
     sample, _ = run(tmp_path, [calling(call), "sorry" + END], *flags, tools=["slow", "leave", "calculator"])
     assert contents(sample)[0].startswith(expected)
     assert sample.status is Status.COMPLETED and sample.metadata["agent"]["num_tool_errors"] == 1
-    assert time.monotonic() - started < 8.0
 
 
 def test_a_call_that_cannot_be_read_is_answered_too(tmp_path: Path) -> None:
@@ -330,14 +328,13 @@ def test_a_tool_may_answer_text_that_is_no_unicode(tmp_path: Path) -> None:
     assert contents(sample) == ["a?b"]
 
 
-def call_here(tmp_path: Path, name: str, **arguments: Any) -> tuple[str, float]:
-    """The answer of an async tool with a limit of half a second, and how long it took."""
+def call_here(tmp_path: Path, name: str, **arguments: Any) -> tuple[str, bool]:
+    """The answer of an async tool, and whether the tool goes on behind it."""
 
-    async def go() -> tuple[str, float]:
+    async def go() -> tuple[str, bool]:
         tools = tool_set(make_config(tmp_path, "--tool-config", tool_file(tmp_path)).agent)
-        started = time.monotonic()
         answer = await tools.call(ToolCall(name=name, arguments=json.dumps(arguments)), [name])
-        return answer.text, time.monotonic() - started
+        return answer.text, len(asyncio.all_tasks()) > 1
 
     return asyncio.run(go())
 
@@ -356,19 +353,22 @@ def test_whatever_an_async_tool_raises_is_text(tmp_path: Path, kind: str, text: 
 
 
 def test_an_async_tool_is_not_waited_for_beyond_its_deadline(tmp_path: Path) -> None:
-    text, seconds = call_here(tmp_path, "stubborn")
-    assert text == "Error: stubborn gave no answer within 0.5 s" and seconds < 0.9
+    text, goes_on = call_here(tmp_path, "stubborn")
+    assert text == "Error: stubborn gave no answer within 0.5 s" and goes_on
     assert call_here(tmp_path, "blocking")[0] == "Error: blocking gave no answer within 0.5 s"
 
 
 def test_an_async_tool_is_cancelled_with_its_episode(tmp_path: Path) -> None:
     async def go() -> int:
         tools = tool_set(make_config(tmp_path, "--tool-config", tool_file(tmp_path)).agent)
-        call = asyncio.create_task(tools.call(ToolCall(name="gathered", arguments='{"name": "x"}'), ["gathered"]))
-        await asyncio.sleep(0.01)
+        arguments = '{"name": "x", "seconds": 600}'
+        call = asyncio.create_task(tools.call(ToolCall(name="gathered", arguments=arguments), ["gathered"]))
+        while len(asyncio.all_tasks()) < 3:  # the tool's own
+            await asyncio.sleep(0)
         call.cancel()
         await asyncio.wait({call})
-        await asyncio.sleep(0.01)
+        for _ in range(3):  # what is cancelled ends in a round of the loop or two, without waiting for anything
+            await asyncio.sleep(0)
         return len(asyncio.all_tasks())
 
     assert asyncio.run(go()) == 1

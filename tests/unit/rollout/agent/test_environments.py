@@ -373,11 +373,19 @@ def test_a_world_that_does_not_close_keeps_its_episode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, closing: str
 ) -> None:
     monkeypatch.setattr(worlds.Scripted, "closing", closing)
-    _, _, rewards = play(tmp_path, "worlds:Scripted", ["a" + END], "--tool-timeout-s", "0.2")
+    patience_s = "1" if closing == "hang" else "60"
+    _, _, rewards = play(tmp_path, "worlds:Scripted", ["a" + END], "--tool-timeout-s", patience_s)
     assert rewards == [1.0] and "--environment-path worlds:Scripted: close failed" in caplog.text
 
 
-def ask_server(tmp_path: Path, world: str, told: dict[str, Any], turns: list[Any], answers: dict[str, Any]) -> Any:
+def ask_server(
+    tmp_path: Path,
+    world: str,
+    told: dict[str, Any],
+    turns: list[Any],
+    answers: dict[str, Any],
+    patience_s: str = "60",
+) -> Any:
     """(state or ValueError, paths asked for) of an episode on a server; an answer is a status, a value or a wait."""
     paths: list[str] = []
 
@@ -392,7 +400,7 @@ def ask_server(tmp_path: Path, world: str, told: dict[str, Any], turns: list[Any
     async def go() -> Any:
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", handle)
-        flags = ("--environment-path", f"plugins.environments.{world}", "--tool-timeout-s", "0.3")
+        flags = ("--environment-path", f"plugins.environments.{world}", "--tool-timeout-s", patience_s)
         async with TestServer(app) as server, policy(tmp_path, turns, *flags) as (config, _):
             environment = {"url": str(server.make_url("")), **told}
             sample = Sample(index=0, group_index=0, rollout_id=0, prompt="p", metadata={"environment": environment})
@@ -421,9 +429,9 @@ def test_a_policy_reaches_the_tools_of_its_row_only(tmp_path: Path) -> None:
 
 
 def test_a_tool_that_is_slow_is_text_and_a_verifier_that_fails_once_is_asked_again(tmp_path: Path) -> None:
-    answers = {"/get": 2.0, "/verify": [500, {"reward": 0.5}]}
-    state, paths = ask_server(tmp_path, NEMO, GET, [calling(("get", {})), "ok" + END], answers)
-    assert state["messages"][2]["content"] == "Error: get gave no answer within 0.3 s"
+    answers = {"/get": 3.0, "/verify": [500, {"reward": 0.5}]}
+    state, paths = ask_server(tmp_path, NEMO, GET, [calling(("get", {})), "ok" + END], answers, "1")
+    assert state["messages"][2]["content"] == "Error: get gave no answer within 1 s"
     assert paths.count("/verify") == 2 and state["reward"] == 0.5
 
 
@@ -436,8 +444,8 @@ def test_a_tool_that_is_slow_is_text_and_a_verifier_that_fails_once_is_asked_aga
         (
             OPEN,
             FIELDS,
-            {"/reset": {"observation": {}}, "/step": 2.0},
-            "step gave no answer within --tool-timeout-s 0.3",
+            {"/reset": {"observation": {}}, "/step": 3.0},
+            "step gave no answer within --tool-timeout-s 1",
         ),
         (OPEN, FIELDS, {"/reset": {"observation": {}}, "/step": {"observation": {}, "reward": "x"}}, "got 'x'"),
         (OPEN, FIELDS, {"/reset": {"observation": {}}, "/step": {"observation": {}, "done": "false"}}, "got 'false'"),
@@ -446,5 +454,6 @@ def test_a_tool_that_is_slow_is_text_and_a_verifier_that_fails_once_is_asked_aga
 def test_a_server_that_answers_oddly_is_named(
     tmp_path: Path, world: str, told: dict[str, Any], answers: dict[str, Any], message: str
 ) -> None:
-    error, _ = ask_server(tmp_path, world, told, ["a" + END], answers)
+    patience_s = "1" if "no answer" in message else "60"
+    error, _ = ask_server(tmp_path, world, told, ["a" + END], answers, patience_s)
     assert isinstance(error, ValueError) and message in str(error)

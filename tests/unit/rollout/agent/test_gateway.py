@@ -431,15 +431,21 @@ def test_what_the_engine_refuses_is_the_clients_to_hear(tmp_path: Path) -> None:
 
 
 def test_a_client_that_goes_away_leaves_no_branch(tmp_path: Path) -> None:
+    asked, released = asyncio.Event(), asyncio.Event()
+
     async def late() -> Any:
-        await asyncio.sleep(0.6)
+        asked.set()
+        await released.wait()
         return answer(tokens_of("late" + END))
 
     async def body(session: Session, post: Any) -> None:
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(post("/chat/completions", {"messages": [USER]}), 0.2)
+        first = asyncio.create_task(post("/chat/completions", {"messages": [USER]}))
+        await asked.wait()
+        first.cancel()
+        await asyncio.wait({first})
         assert (await chat(post, USER))["content"] == "quick"
-        await asyncio.sleep(0.7)
+        released.set()
+        await asyncio.sleep(0.5)  # for an answer that nobody must hear
 
     session, requests, _ = talk(tmp_path, [late(), "quick" + END], body)
     assert len(requests) == 2 and [turn.answer["content"] for turn in session.turns] == ["quick"]

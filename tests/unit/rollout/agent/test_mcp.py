@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -19,13 +19,17 @@ PROGRAM = str(Path(__file__).parent / "mcp_program.py")
 @pytest.fixture
 def tools(tmp_path: Path) -> ToolSet:
     path = tmp_path / "tools.yaml"
-    path.write_text(json.dumps({"mcp": [{"command": [sys.executable, PROGRAM], "timeout_s": 3.0}]}))
+    path.write_text(json.dumps({"mcp": [{"command": [sys.executable, PROGRAM], "timeout_s": 60.0}]}))
     return tool_set(make_config(tmp_path, "--tool-config", str(path)).agent)
 
 
 def call(tools: ToolSet, name: str) -> str:
     answer = asyncio.run(tools.call(ToolCall(name=name, arguments='{"x": 1}'), list(tools.tools)))
     return answer.text
+
+
+def patience(tools: ToolSet, name: str, seconds: float) -> None:
+    tools.tools[name] = dataclasses.replace(tools.tools[name], timeout_s=seconds)
 
 
 def test_tools_of_a_server_are_called_and_their_failures_are_text(tools: ToolSet) -> None:
@@ -41,9 +45,8 @@ def test_a_server_that_dies_is_started_again(tools: ToolSet) -> None:
 
 
 def test_a_call_that_hangs_is_given_up(tools: ToolSet) -> None:
-    started = time.monotonic()
-    assert call(tools, "hang") == "Error: hang gave no answer within 3 s"
-    assert time.monotonic() - started < 20.0
+    patience(tools, "hang", 0.5)
+    assert call(tools, "hang") == "Error: hang gave no answer within 0.5 s"
 
 
 @pytest.mark.parametrize(
@@ -64,7 +67,7 @@ def test_a_server_that_cannot_be_had_is_named(tmp_path: Path, entry: dict[str, o
 def hostile(tmp_path: Path, kind: str) -> ToolSet:
     command = [sys.executable, str(Path(PROGRAM).with_name("mcp_hostile.py")), kind]
     path = tmp_path / "tools.yaml"
-    path.write_text(json.dumps({"mcp": [{"command": command, "timeout_s": 3.0}]}))
+    path.write_text(json.dumps({"mcp": [{"command": command, "timeout_s": 60.0}]}))
     return tool_set(make_config(tmp_path, "--tool-config", str(path)).agent)
 
 
@@ -105,9 +108,11 @@ def test_a_server_that_does_not_read_holds_one_thread_and_is_started_again(tmp_p
     large = json.dumps({"x": "y" * 1_000_000})
 
     async def go() -> list[str]:
+        patience(tools, "e", 1.0)
         answers = [await tools.call(ToolCall(name="e", arguments=large), ["e"])]
+        patience(tools, "e", 60.0)
         answers += await asyncio.gather(*(tools.call(ToolCall(name="e", arguments="{}"), ["e"]) for _ in range(3)))
         return [answer.text for answer in answers]
 
-    assert asyncio.run(go()) == ["Error: e gave no answer within 3 s"] + ["fine"] * 3
+    assert asyncio.run(go()) == ["Error: e gave no answer within 1 s"] + ["fine"] * 3
     assert threading.active_count() <= before + 1

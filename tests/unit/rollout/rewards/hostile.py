@@ -105,7 +105,7 @@ def allocate_in_children(count: int, num_bytes: int) -> int:
     for _ in range(count):
         if os.fork() == 0:
             block = b"x" * num_bytes
-            time.sleep(1.0 if len(block) < 1 << 26 else 20.0)
+            time.sleep(1.0 if len(block) < 1 << 26 else 300.0)
             os._exit(0)
     for _ in range(count):
         os.wait()
@@ -191,7 +191,7 @@ def fork_bomb(generations: int = 7) -> None:
     """At most 2 ** 7 processes: an endless one takes the machine down when the fence under test is at fault."""
     for _ in range(min(generations, 7)):
         os.fork()
-    time.sleep(30)
+    time.sleep(300)
 
 
 def fork_bomb_in_sessions() -> None:
@@ -199,7 +199,7 @@ def fork_bomb_in_sessions() -> None:
     for _ in range(7):
         if os.fork() == 0:
             os.setsid()
-    time.sleep(30)
+    time.sleep(300)
 
 
 def leave_daemon(path: str) -> int:

@@ -5,18 +5,24 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from processes import running, wait_for
 
 from slime_rl.rollout.rewards import landlock
 from slime_rl.rollout.rewards.fence import FenceAnswer, ProcessFence, current_fence, decode_answer, use_fence
 from slime_rl.rollout.rewards.fence_protocol import Failure
 
 HERE = Path(__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A supervisor that tidies on a busy machine is waited for."""
+    monkeypatch.setattr("slime_rl.rollout.rewards.fence.GRACE_S", 60.0)
 
 
 def descendants() -> set[psutil.Process]:
@@ -32,7 +38,7 @@ def others() -> set[psutil.Process]:
 @pytest.fixture
 def fence(monkeypatch: pytest.MonkeyPatch, others: set[psutil.Process]) -> Iterator[ProcessFence]:
     monkeypatch.syspath_prepend(str(HERE))  # so that fenced processes can import `hostile`
-    with ProcessFence(1, timeout_s=10.0, memory_bytes=256 << 20) as fence:
+    with ProcessFence(1, timeout_s=60.0, memory_bytes=256 << 20) as fence:
         yield fence
     assert descendants() <= others
 
@@ -81,9 +87,7 @@ def test_a_hostile_call_costs_itself_only(
     fence: ProcessFence, name: str, args: tuple[object, ...], failure: Failure
 ) -> None:
     assert works(fence)
-    started = time.monotonic()
-    assert call(fence, name, *args, timeout_s=0.5 if failure is Failure.TIMEOUT else 20.0).failure is failure
-    assert time.monotonic() - started < 10.0
+    assert call(fence, name, *args, timeout_s=0.5 if failure is Failure.TIMEOUT else 60.0).failure is failure
     assert works(fence)
     assert fence.counts()[failure] == 1
 
@@ -101,7 +105,7 @@ def test_a_supervisor_that_is_killed_all_the_same_is_replaced(fence: ProcessFenc
 
 
 def test_a_call_reaches_no_process_but_its_own(fence: ProcessFence) -> None:
-    victim = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    victim = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     try:
         owner = call(fence, "attack", os.getpid()).value
         other = call(fence, "attack", victim.pid).value
@@ -114,8 +118,8 @@ def test_a_call_reaches_no_process_but_its_own(fence: ProcessFence) -> None:
 
 
 def test_the_processes_of_a_call_share_one_limit_of_memory(fence: ProcessFence) -> None:
-    assert call(fence, "allocate_in_children", 3, 150 << 20, timeout_s=30.0).failure is Failure.MEMORY
-    assert call(fence, "allocate_in_children", 3, 10 << 20, timeout_s=30.0).value == 3
+    assert call(fence, "allocate_in_children", 3, 150 << 20, timeout_s=60.0).failure is Failure.MEMORY
+    assert call(fence, "allocate_in_children", 3, 10 << 20, timeout_s=60.0).value == 3
     assert works(fence)
 
 
@@ -125,8 +129,8 @@ def test_temporary_files_of_a_call_are_removed_with_its_worker(
 ) -> None:
     monkeypatch.syspath_prepend(str(HERE))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    with ProcessFence(1, timeout_s=10.0) as fence:
-        call(fence, "leave_files", name, timeout_s=1.0 if name == "hang" else 10.0)
+    with ProcessFence(1, timeout_s=60.0) as fence:
+        call(fence, "leave_files", name, timeout_s=1.0 if name == "hang" else 60.0)
         if name != "value":
             assert works(fence)
             assert len(list(tmp_path.iterdir())) == 1, "of the new worker"
@@ -135,9 +139,9 @@ def test_temporary_files_of_a_call_are_removed_with_its_worker(
 
 def test_a_program_that_is_ended_with_its_call_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    bomb = "import os, time\nopen('f', 'w').close()\nfor _ in range(6): os.fork()\ntime.sleep(20)"
-    with ProcessFence(1, timeout_s=20.0) as fence:
-        answer = asyncio.run(fence.call("slime_rl.rollout.rewards.code_fenced:passes", bomb, "", "1", None, 9.0))
+    bomb = "import os, time\nopen('f', 'w').close()\nfor _ in range(6): os.fork()\ntime.sleep(600)"
+    with ProcessFence(1, timeout_s=60.0) as fence:
+        answer = asyncio.run(fence.call("slime_rl.rollout.rewards.code_fenced:passes", bomb, "", "1", None, 30.0))
         assert answer.failure is Failure.PROCESSES
     assert list(tmp_path.iterdir()) == []
 
@@ -148,9 +152,12 @@ def test_an_import_that_hangs_or_exits_is_an_error_of_its_call(
     (tmp_path / "hangs_at_import.py").write_text("import time\nwhile True:\n    time.sleep(1)")
     (tmp_path / "exits_at_import.py").write_text("raise SystemExit(3)")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("slime_rl.rollout.rewards.fence.IMPORT_TIMEOUT_S", 0.5)
     _, supervisor = call(fence, "pid").value
-    for module, message in (("hangs_at_import", "not done after 0.5 s"), ("exits_at_import", "SystemExit: 3")):
+    for module, limit_s, message in (
+        ("hangs_at_import", 0.5, "not done after 0.5 s"),
+        ("exits_at_import", 60.0, "SystemExit: 3"),
+    ):
+        monkeypatch.setattr("slime_rl.rollout.rewards.fence.IMPORT_TIMEOUT_S", limit_s)
         answer = asyncio.run(fence.call(f"{module}:f"))
         assert answer.failure is Failure.ERROR and message in answer.message
     assert call(fence, "pid").value[1] == supervisor
@@ -168,7 +175,7 @@ def test_a_daemon_left_behind_is_killed(fence: ProcessFence, tmp_path: Path) -> 
     path = tmp_path / "pid"
     assert call(fence, "leave_daemon", str(path)).value == 1
     assert works(fence)
-    assert not psutil.pid_exists(int(path.read_text()))
+    assert running([int(path.read_text())]) == []
 
 
 def test_an_error_keeps_its_message(fence: ProcessFence) -> None:
@@ -182,37 +189,34 @@ def test_a_module_that_cannot_be_imported_is_an_error(fence: ProcessFence) -> No
 
 
 def test_neighbours_go_on_while_one_call_hangs(fence: ProcessFence) -> None:
-    async def scenario(pool: ProcessFence) -> tuple[FenceAnswer, list[FenceAnswer], float]:
-        await pool.call_many("hostile:add", [(0, 0)] * 2)  # both processes are up
-        started = time.monotonic()
-        hanging = asyncio.create_task(pool.call("hostile:hang", timeout_s=2.0))
+    async def scenario(pool: ProcessFence) -> tuple[list[FenceAnswer], bool, FenceAnswer]:
+        hanging = asyncio.create_task(pool.call("hostile:hang", timeout_s=600.0))
         sums = await pool.call_many("hostile:add", [(i, 1) for i in range(100)])
-        seconds = time.monotonic() - started
-        return await hanging, sums, seconds
+        went_on = not hanging.done()
+        hanging.cancel()
+        return sums, went_on, await pool.call("hostile:hang", timeout_s=0.2)
 
-    with ProcessFence(2, timeout_s=10.0) as pool:
-        hanging, sums, seconds = asyncio.run(scenario(pool))
-        assert hanging.failure is Failure.TIMEOUT
-        assert [answer.value for answer in sums] == [i + 1 for i in range(100)]
-        assert seconds < 1.9
+    with ProcessFence(2, timeout_s=60.0) as pool:
+        sums, went_on, late = asyncio.run(scenario(pool))
+        assert [answer.value for answer in sums] == [i + 1 for i in range(100)] and went_on
+        assert late.failure is Failure.TIMEOUT
         assert pool.metrics()["rewards/timeouts"] == 1.0
-        assert pool.metrics()["rewards/calls"] == 103.0
+        assert pool.metrics()["rewards/calls"] == 101.0, "withdrawn ones do not count"
 
 
 def test_a_cancelled_call_frees_its_worker_and_ends_what_it_started(fence: ProcessFence, tmp_path: Path) -> None:
     path = tmp_path / "pid"
 
-    async def scenario() -> tuple[FenceAnswer, float]:
-        running = asyncio.create_task(fence.call("hostile:hang_with_a_daemon", str(path), timeout_s=60.0))
+    async def scenario() -> FenceAnswer:
+        hanging = asyncio.create_task(fence.call("hostile:hang_with_a_daemon", str(path), timeout_s=600.0))
         while not (path.exists() and path.stat().st_size):
             await asyncio.sleep(0.01)
-        running.cancel()
-        started = time.monotonic()
-        return await fence.call("hostile:add", 2, 3), time.monotonic() - started
+        hanging.cancel()
+        async with asyncio.timeout(120):
+            return await fence.call("hostile:add", 2, 3)
 
-    answer, waited = asyncio.run(scenario())
-    assert answer == FenceAnswer(value=5) and waited < 5.0
-    assert not psutil.pid_exists(int(path.read_text()))
+    assert asyncio.run(scenario()) == FenceAnswer(value=5)
+    assert running([int(path.read_text())]) == []
     assert fence.counts() == {"calls": 1, "timeout": 0, "crash": 0, "memory": 0, "processes": 0, "error": 0}
 
 
@@ -227,7 +231,7 @@ def test_calls_beside_and_after_cancelled_ones_get_their_own_answers(fence: Proc
             kept.append((i, await pool.call("hostile:add", i, 1)))
         return kept
 
-    with ProcessFence(2, timeout_s=10.0) as pool:
+    with ProcessFence(2, timeout_s=60.0) as pool:
         assert works(pool)
         kept = asyncio.run(scenario(pool))
         assert [answer.value for _, answer in kept] == [i + 1 for i, _ in kept]
@@ -236,16 +240,15 @@ def test_calls_beside_and_after_cancelled_ones_get_their_own_answers(fence: Proc
 
 def test_close_ends_running_calls_and_all_processes(fence: ProcessFence, others: set[psutil.Process]) -> None:
     async def scenario() -> FenceAnswer:
-        running = asyncio.create_task(fence.call("hostile:hang", timeout_s=60.0))
+        hanging = asyncio.create_task(fence.call("hostile:hang", timeout_s=600.0))
         while descendants() <= others:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.3)
-        await asyncio.to_thread(fence.close)
-        return await running
+        async with asyncio.timeout(120):
+            await asyncio.to_thread(fence.close)
+            return await hanging
 
-    started = time.monotonic()
     assert asyncio.run(scenario()).failure is Failure.CRASH
-    assert time.monotonic() - started < 5.0
     assert descendants() <= others
 
 
@@ -261,22 +264,17 @@ def test_no_process_survives_an_owner_that_is_killed() -> None:
     )
     assert owner.stdout is not None
     pids = [int(word) for word in owner.stdout.readline().split()]
-    assert all(psutil.pid_exists(pid) for pid in pids)
+    assert running(pids) == pids and len(pids) == 2
     owner.send_signal(signal.SIGKILL)
     owner.wait()
     owner.stdout.close()
-    limit = time.monotonic() + 5.0
-    while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < limit:
-        time.sleep(0.02)
-    assert not any(psutil.pid_exists(pid) for pid in pids)
+    wait_for(lambda: not running(pids))
 
 
 def test_prewarm_starts_every_process_in_the_background(others: set[psutil.Process]) -> None:
-    with ProcessFence(2, timeout_s=5.0) as fence:
+    with ProcessFence(2, timeout_s=60.0) as fence:
         fence.prewarm("json")
-        limit = time.monotonic() + 10.0
-        while len(descendants() - others) < 2 and time.monotonic() < limit:
-            time.sleep(0.01)
+        wait_for(lambda: len(descendants() - others) >= 2)
         assert len(set(psutil.Process().children()) - others) == 2
         assert fence.counts()["calls"] == 0
 

@@ -22,7 +22,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
 
 @pytest.fixture(scope="module")
 def fence() -> Iterator[ProcessFence]:
-    with ProcessFence(1, timeout_s=20.0) as fence, use_fence(fence):
+    with ProcessFence(1, timeout_s=60.0) as fence, use_fence(fence):
         yield fence
 
 
@@ -168,7 +168,7 @@ def test_math_accepts_equal_answers_in_any_form(config: Config, fence: ProcessFe
 
 
 def test_math_decides_numbers_without_a_process(config: Config) -> None:
-    with ProcessFence(1, timeout_s=5.0) as unused:
+    with ProcessFence(1, timeout_s=60.0) as unused:
         assert scores(config, unused, "math", [("5", r"\boxed{5}"), ("5", "Answer: 6"), ("1/2", "Answer: .5")]) == [
             1,
             0,
