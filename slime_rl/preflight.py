@@ -144,9 +144,15 @@ def _checkpoint(config: Config) -> str | None:
 
 
 def _plugins(config: Config) -> str | None:
-    for whole in [config, *(for_evaluation(config, name) for name, _ in config.evaluation.datasets)]:
-        GroupRunner(whole)
-        _check_chosen(whole)
+    GroupRunner(config)
+    _check_chosen(config)
+    for name, _ in config.evaluation.datasets:
+        if (own := for_evaluation(config, name)) is not config:
+            try:
+                GroupRunner(own)
+                _check_chosen(own)
+            except ValueError as error:
+                raise ValueError(f"--eval-override of {name}: {error}") from error
     loaded = []
     for point, name in (
         (ROLLOUT_FUNCTIONS, rollout_function_name(config)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from slime_rl.config.algorithm import GROUP_ESTIMATORS
 from slime_rl.config.config import Config
 
 
@@ -100,10 +101,16 @@ def _costly_notes(config: Config) -> list[str]:
         notes.append(
             "--min-samples-per-group without --sample-deadline-s only lets groups train without failed samples"
         )
+    estimator = config.algorithm.advantage_estimator
+    if options.min_samples_per_group == 1 < config.train.n_samples_per_prompt and estimator in GROUP_ESTIMATORS:
+        notes.append(
+            f"--min-samples-per-group 1 with --advantage-estimator {estimator}: a group that is left with one sample "
+            "compares it with nothing, so it teaches nothing; 2 or more"
+        )
     corrected = config.algorithm.off_policy_correction != "none" or config.algorithm.policy_loss == "decoupled_ppo"
     continues = options.partial_rollout and config.max_age != 0 and not options.mask_offpolicy_in_partial_rollout
     is_older = config.steps_ahead > 0 or (continues and config.buffer.over_sampling_batch_size is not None)
-    if is_older and config.train.loss == "policy" and not corrected:
+    if is_older and config.train.loss == "policy" and config.train.num_steps > 0 and not corrected:
         notes.append(
             "tokens of older weights are trained on as if they were new; --off-policy-correction tis_token weighs them"
         )

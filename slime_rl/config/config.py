@@ -78,6 +78,7 @@ class Config:
         self._check_algorithm()
         self._check_schedules()
         self._check_asynchrony()
+        self._check_reward()
         self._check_served_models()
         for name, _ in self.evaluation.datasets:
             for_evaluation(self, name)  # raises where an override is wrong
@@ -223,6 +224,17 @@ class Config:
                 "works step by step, so it cannot be chosen with --fully-async",
                 function,
             )
+
+    def _check_reward(self) -> None:
+        reward, function = self.reward, self.rollout.generate_function_path
+        scores = reward.reward_function_path is None and (self.train.loss != "sft" or bool(self.evaluation.datasets))
+        check(
+            not scores or reward.rm_type != "episode" or function not in ("single_turn", "agent_loop"),
+            "--rm-type",
+            f"cannot be episode with --generate-function-path {function}: environment_loop, gateway and own functions "
+            "set the reward of an episode",
+            reward.rm_type,
+        )
 
     def _check_served_models(self) -> None:
         models, url = self.served_models, self.reward.reward_url or ""

@@ -39,15 +39,20 @@ def for_evaluation(config: Config, name: str) -> Config:
         of_set, flag, value = _parts(entry)
         if of_set == name:
             section, field = _field_of(entry, flag)
-            changes.setdefault(section, {})[field] = _value(config, section, field, entry, value)
+            given = changes.setdefault(section, {})
+            check(field not in given, FLAG, f"takes {flag_name(field)} of {name} once", entry)
+            given[field] = _value(config, section, field, entry, value)
     reward = changes.get("reward", {})
     if "rm_type" in reward:  # a function of one's own for the run would win over it
         reward.setdefault("reward_function_path", None)
-    sections = {s: dataclasses.replace(getattr(config, s), **fields) for s, fields in changes.items()}
-    if not sections:
+    if not changes:
         return config
-    evaluation = dataclasses.replace(sections.get("evaluation", config.evaluation), eval_override=())
-    return dataclasses.replace(config, **{**sections, "evaluation": evaluation})
+    try:
+        sections = {s: dataclasses.replace(getattr(config, s), **fields) for s, fields in changes.items()}
+        evaluation = dataclasses.replace(sections.get("evaluation", config.evaluation), eval_override=())
+        return dataclasses.replace(config, **{**sections, "evaluation": evaluation})
+    except ValueError as error:
+        raise ValueError(f"{FLAG} of {name}: {error}") from error
 
 
 def check_override_names(config: Config) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from slime_rl.config.asynchrony_notes import asynchrony_notes, changed_flags
 from slime_rl.config.config import Config
+from slime_rl.config.evaluation import for_evaluation
 
 
 def config_notes(config: Config) -> list[str]:
@@ -17,7 +18,20 @@ def config_notes(config: Config) -> list[str]:
         )
     if config.checkpoint.save_interval is None and train.num_steps > 0:
         notes.append("no checkpoint is written, so a broken-off run starts anew; --save-interval N writes them")
-    return notes + _unused_notes(config) + asynchrony_notes(config)
+    if config.buffer.dynamic_filter_path != "reward_band" and changed_flags(config.buffer, "reward_band"):
+        is_own = ":" in (config.buffer.dynamic_filter_path or "")  # may read it, too
+        notes += [] if is_own else ["--reward-band does nothing without --dynamic-filter-path reward_band"]
+    return notes + _evaluation_notes(config) + _unused_notes(config) + asynchrony_notes(config)
+
+
+def _evaluation_notes(config: Config) -> list[str]:
+    sets = {name: for_evaluation(config, name).evaluation for name, _ in config.evaluation.datasets}
+    return [
+        f"evaluation set {name}: {own.eval_n_samples_per_prompt} samples per prompt at --eval-temperature 0 are all "
+        "the same; give it a temperature > 0"
+        for name, own in sets.items()
+        if own.eval_n_samples_per_prompt > 1 and own.eval_temperature == 0
+    ]
 
 
 def _unused_notes(config: Config) -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal, NoReturn
 
 from slime_rl.config import Config
+from slime_rl.config.evaluation import for_evaluation
 from slime_rl.config.served_models import FLAG
 from slime_rl.engine.control import WEIGHT_RECEIVER
 from slime_rl.engine.device import engine_device
@@ -192,10 +193,11 @@ def check_context_length(config: Config) -> None:
     """Check that a whole sequence fits into the model's positions and into the KV cache.
 
     Raises:
-        ValueError: names --max-prompt-len, --max-response-len and the limit.
+        ValueError: names --max-prompt-len, the longest response of training or any evaluation set, and the limit.
     """
     sampling = config.sampling
-    longest = max(sampling.max_response_len, config.evaluation.eval_max_response_len or 0)
+    sets = [for_evaluation(config, name).evaluation for name, _ in config.evaluation.datasets]
+    longest = max(sampling.max_response_len, *(one.eval_max_response_len or 0 for one in (config.evaluation, *sets)))
     needed = sampling.max_prompt_len + longest
     lengths = f"--max-prompt-len + the longest response ({sampling.max_prompt_len} + {longest} = {needed})"
     positions, source = _model_positions(config)

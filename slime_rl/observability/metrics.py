@@ -144,6 +144,12 @@ METRICS: tuple[Metric, ...] = (
             "Mean reward on the held-out set <name>; several samples of one episode count once."),
     _metric("eval/<name>/response_length_mean", "tokens", "mean over samples", "Response tokens on that set."),
     _metric("eval/<name>/truncated_fraction", "share", "mean over samples", "Its samples that hit a length limit."),
+    _metric(
+        "eval/<name>/unfinished_fraction",
+        "share",
+        "mean over samples",
+        "Its samples that were given up on (FAILED) or never came to an end; not shown where there are none.",
+    ),
     _metric("eval/<name>/num_prompts", "prompts", "count", "Rows of that set."),
     _metric("eval/<name>/seconds", "s", "wall time", "How long its evaluation took."),
     _metric("eval/<name>/pass_at_k", "share", "mean over prompts",

@@ -16,7 +16,7 @@ from slime_rl.buffer.sources import check_prompt_lengths, read_prompts
 from slime_rl.config import Config
 from slime_rl.config.evaluation import for_evaluation
 from slime_rl.data.episodes import episodes_of, mean
-from slime_rl.rollout.generate import eval_sampling_params
+from slime_rl.rollout.generate import DROP_HINT, eval_sampling_params
 from slime_rl.rollout.groups import GroupRunner
 from slime_rl.rollout.rewards.answers import final_answer, without_thinking
 from slime_rl.rollout.slots import Slots
@@ -31,7 +31,7 @@ class EvaluationSet:
     """The prompts of one set, with the Config that it is evaluated with."""
 
     def __init__(self, config: Config, name: str, path: str, encode: Callable[[Prompt], list[int]]) -> None:
-        self.config = for_evaluation(config, name)
+        self.name, self.config = name, for_evaluation(config, name)
         data, most = self.config.data, config.sampling.max_prompt_len
         rows = read_prompts(path, data)
         self.prompts = check_prompt_lengths(rows, encode, most, data.long_prompt, data.bad_rows)
@@ -44,12 +44,17 @@ class EvaluationSet:
         """Every prompt with its scored samples, in order.
 
         Raises:
-            TimeoutError: a prompt took longer than --group-timeout-s.
-            ValueError: what its generate or reward function raised.
+            TimeoutError: a prompt took longer than --group-timeout-s; names the set.
+            ValueError: what its generate or reward function raised; names the set.
         """
         groups = [self._group(i, prompt) for i, prompt in enumerate(self.prompts)]
         turns = Slots(self.most_groups)
-        await together(self._run(group, turns) for group in groups)
+        try:
+            await together(self._run(group, turns) for group in groups)
+        except (ValueError, TimeoutError) as error:
+            kind = ValueError if isinstance(error, ValueError) else TimeoutError
+            what = str(error).replace(f"; {DROP_HINT}", "")  # which holds for groups that train
+            raise kind(f"evaluation set {self.name}: {what}") from error
         return groups
 
     async def _run(self, group: Group, turns: Slots) -> None:
@@ -102,6 +107,7 @@ def summarise(groups: list[Group]) -> dict[str, float]:
     """Accuracy (mean reward), pass@k, majority vote, lengths and truncation.
 
     The samples that a generate function makes of one count once: with the mean of their rewards, and the last answer.
+    Samples that were given up on, or never came to an end, count with the reward that they got; their share is shown.
     """
     samples = [sample for group in groups for sample in group.samples]
     tries = [episodes_of(group.samples) for group in groups]
@@ -114,6 +120,8 @@ def summarise(groups: list[Group]) -> dict[str, float]:
         "truncated_fraction": sum(s.status is Status.TRUNCATED for s in samples) / len(samples),
         "num_prompts": float(len(groups)),
     }
+    if unfinished := sum(not sample.status.is_finished for sample in samples):
+        metrics["unfinished_fraction"] = unfinished / len(samples)
     n = min(len(episodes) for episodes in tries)
     if n > 1:
         metrics["majority"] = fmean(majority([episode[-1] for episode in episodes]) for episodes in tries)

@@ -40,10 +40,19 @@ FAILED = "failed_samples"  # reason for a group of which too few samples are lef
 NOTHING_TO_TRAIN = "nothing_to_train"  # reason for a group whose loss masks are 0 throughout
 
 
+class Numbers(NamedTuple):
+    """What a sample is known by."""
+
+    group_index: int
+    index: int
+    rollout_id: int
+
+
 class Begun(NamedTuple):
     """A sample whose generate function runs, and what it had before."""
 
     sample: Sample
+    numbers: Numbers
     scope: SampleScope | None  # None where nothing was left to generate
     goes_on: bool  # it was interrupted before, and has tokens
     num_trained_tokens: int
@@ -213,24 +222,28 @@ class GroupRunner:
                     scopes += [] if begun[-1].scope is None else [begun[-1].scope]
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None  # the first one ended the others; it is the one to tell
-        group.samples = [made for one in begun for made in self._produced(one)]
+        produced = [self._produced(one) for one in begun]
+        _check_apart(self._generate_flag, begun, produced)
+        group.samples = [made for one in produced for made in one]
 
     def _begin(
         self, tasks: asyncio.TaskGroup, sample: Sample, sampling_params: dict[str, Any], on_start: OnStart | None
     ) -> Begun:
         """Start the rest of a sample in a scope of its own; without one where nothing is left to do."""
+        numbers = Numbers(sample.group_index, sample.index, sample.rollout_id)
         left = sampling_params["max_new_tokens"] - sample.response_length
-        if not sample.status.is_finished and left <= 0:
+        gave_up = sample.status is Status.FAILED  # before its group was interrupted
+        if not sample.status.is_finished and not gave_up and left <= 0:
             sample.status = Status.TRUNCATED
-        if sample.status.is_finished:
-            return Begun(sample, None, False, 0)
+        if sample.status.is_finished or gave_up:
+            return Begun(sample, numbers, None, False, 0)
         scope, goes_on, num_trained_tokens = SampleScope(), sample.response_length > 0, sample.num_trained_tokens
         with use_scope(scope):
             params = seeded(self.config, sample, {**sampling_params, "max_new_tokens": left})
             scope.task = tasks.create_task(self._generate_one(sample, params))
         if on_start is not None:
             on_start(scope)
-        return Begun(sample, scope, goes_on, num_trained_tokens)
+        return Begun(sample, numbers, scope, goes_on, num_trained_tokens)
 
     def _produced(self, begun: Begun) -> list[Sample]:
         """What the generate function has made of a sample, checked; an episode of several that is not whole is none."""
@@ -259,15 +272,17 @@ class GroupRunner:
         if len(finished) == len(group.samples):
             return None
         minimum = self.config.asynchrony.min_samples_per_group
+        alive = [sample for sample in group.samples if sample.status is not Status.FAILED]
+        if len(alive) < len(group.samples) and (minimum is None or num_attempts(alive) < minimum):
+            return FAILED
         can_do_without = minimum is not None and num_attempts(finished) >= minimum
-        if can_do_without and not wants_all:
+        if can_do_without and (not wants_all or len(finished) == len(alive)):
             unfinished = {i: s for i, s in enumerate(group.samples) if not s.status.is_finished}
             self.wasted_tokens += group.leave_out(
                 {i: "failed" if s.status is Status.FAILED else "late" for i, s in unfinished.items()}
             )
             return None
-        has_failed = any(sample.status is Status.FAILED for sample in group.samples)
-        return FAILED if has_failed and not can_do_without else UNFINISHED
+        return UNFINISHED
 
     async def score(self, samples: list[Sample]) -> None:
         """Set `reward` (and `reward_info`) of every sample."""
@@ -353,6 +368,7 @@ def encode_prompt(
 
 _KINDS = {
     **{"status": Status, "response": str, "prompt_length": int, "metadata": dict, "reward_info": dict},
+    **dict.fromkeys(("index", "group_index", "rollout_id"), int),
     **dict.fromkeys(("tokens", "loss_mask", "rollout_log_probs", "weight_versions"), list),
 }
 
@@ -388,7 +404,37 @@ def _check_fields(flag: str, sample: Any) -> None:
         raise ValueError(f"{flag} must return a Sample or a list of them, got {type(sample).__name__}")
     for name, kind in _KINDS.items():
         if not isinstance(value := getattr(sample, name), kind):
-            raise ValueError(f"{flag}: {name} of sample {sample.index} must be a {kind.__name__}, got {value!r:.60}")
+            what = "an int" if kind is int else f"a {kind.__name__}"
+            raise ValueError(f"{flag}: {name} of sample {sample.index} must be {what}, got {value!r:.60}")
+
+
+def _check_apart(flag: str, begun: list[Begun], produced: list[list[Sample]]) -> None:
+    """What came of different samples of a group is different objects with numbers of their own.
+
+    Those with one rollout_id count as one episode: draws that share it would be compared with nothing.
+    """
+    objects: dict[int, Numbers] = {}
+    owners: dict[str, dict[int, Numbers]] = {"index": {}, "rollout_id": {}}
+    for one, samples in zip(begun, produced, strict=True):
+        for made in samples:
+            given = one.numbers
+            if made.group_index != given.group_index:
+                raise ValueError(
+                    f"{flag}: group_index of sample {given.index} must stay {given.group_index}, got "
+                    f"{made.group_index!r:.60}"
+                )
+            if (other := objects.setdefault(id(made), given)) != given:
+                raise ValueError(
+                    f"{flag} returned one Sample object for samples {other.index} and {given.index}; each needs its own"
+                )
+            for name, owner in owners.items():
+                value = getattr(made, name)
+                other = owner.setdefault(value, given)
+                if getattr(other, name) != getattr(given, name):
+                    raise ValueError(
+                        f"{flag} returned {name} {value!r:.60} for samples {other.index} and {given.index}; only what "
+                        "came out of one of them may share it"
+                    )
 
 
 def _check_generated(flag: str, sample: Sample) -> None:

@@ -45,6 +45,12 @@ class Flight:
     interrupted_at: float | None = None
     was_cancelled: bool = False
 
+    @property
+    def longest(self) -> int:
+        """Tokens of its longest response so far, of samples that it was left without too."""
+        lengths = [sample.response_length for sample in self.group.samples if isinstance(sample.loss_mask, list)]
+        return max([*lengths, *(scope.num_sampled for scope in self.scopes)], default=0)
+
     def cancel(self, task: asyncio.Task[str | None]) -> None:
         """Once: a further cancellation would break off the waiting for what does not end."""
         if not self.was_cancelled:
@@ -141,8 +147,9 @@ class InFlight:
         group = flight.group
         self.open_samples -= flight.open_samples
         flight.open_samples = 0
+        record = self.history.record if verdict != UNFINISHED else self.history.record_begun
+        record(group.source_index, flight.longest)
         if verdict is None:
-            self.history.record(group)
             self.buffer.admit(group)
             self.on_admit(group)
         elif verdict != UNFINISHED:

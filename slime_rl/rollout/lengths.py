@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from slime_rl.types import Group
+from slime_rl.types import Group, Status
 
 DECAY = 0.5  # weight of the newest group of a prompt; policies change, so history fades
 
@@ -19,16 +19,25 @@ class LengthHistory:
         self._longest: dict[int, float] = {}  # source_index -> tokens
         self._mean = 0.0
 
-    def record(self, group: Group) -> None:
-        longest = float(max(sample.response_length for sample in group.samples))
-        before = self._longest.get(group.source_index)
-        self._longest[group.source_index] = longest if before is None else before + DECAY * (longest - before)
+    def record(self, source_index: int, longest: int) -> None:
+        """A group of this prompt has ended, `longest` being the tokens of its longest response, late ones included."""
+        before = self._longest.get(source_index)
+        self._longest[source_index] = longest if before is None else before + DECAY * (longest - before)
         self._mean += (longest - self._mean) / min(len(self._longest), 1000)
 
+    def record_begun(self, source_index: int, longest: int) -> None:
+        """A group of this prompt was interrupted when its longest response had so many tokens: it takes more."""
+        if longest > self._longest.get(source_index, self._mean):
+            self._longest[source_index] = longest
+
     def predict(self, group: Group) -> float:
-        """Expected tokens of the group's longest response that are still to come."""
-        has = max((sample.response_length for sample in group.samples), default=0)
-        return self._longest.get(group.source_index, self._mean) - has
+        """Expected tokens of the group's longest response that are still to come.
+
+        One that has outgrown what is known of its prompt is expected to take as long again: lengths have a long tail.
+        """
+        longest = self._longest.get(group.source_index, self._mean)
+        begun = [s.response_length for s in group.samples if not s.status.is_finished and s.status is not Status.FAILED]
+        return max((max(longest - has, has) for has in begun), default=0.0)
 
     def longest_first(self, groups: list[Group]) -> list[Group]:
         """Ties stay in order."""

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from factories import make_config
+from factories import make_config, write_prompts
 
 from slime_rl.config.notes import _READ_BY_SFT, _conditions, config_notes
 
@@ -36,6 +36,10 @@ K = ("--fully-async", "--off-policy-correction", "tis_token")
         ((*K, "--over-sampling-batch-size", "8"), "--over-sampling-batch-size does nothing with --fully-async unless"),
         (("--min-samples-per-group", "8"), "--min-samples-per-group does nothing unless it is less than"),
         (("--min-samples-per-group", "2"), "--min-samples-per-group without --sample-deadline-s only"),
+        (
+            ("--min-samples-per-group", "1", "--sample-deadline-s", "9"),
+            "compares it with nothing, so it teaches nothing",
+        ),
         (("--fully-async", "--max-staleness", "0"), "--fully-async --max-staleness 0 is a synchronous run with"),
         ((*K, "--buffer-filter-path", "freshest_first"), "freshest_first with --fully-async leaves groups behind"),
         (("--fully-async",), "--off-policy-correction tis_token weighs them"),
@@ -75,6 +79,25 @@ def test_settings_of_asynchrony_that_do_nothing_or_cost_something_are_noted(
 )
 def test_settings_of_asynchrony_that_belong_together_are_not(tmp_path: Path, flags: tuple[str, ...]) -> None:
     assert config_notes(make_config(tmp_path, "--save-interval", "5", *flags)) == []
+
+
+def test_an_evaluation_whose_samples_are_all_the_same_is_noted(tmp_path: Path) -> None:
+    sets = ("--eval-prompt-data", "a", str(write_prompts(tmp_path / "a.jsonl")), "b", str(tmp_path / "a.jsonl"))
+    several = (*sets, "--save-interval", "5", "--eval-override", "b:eval-n-samples-per-prompt=8")
+    (note,) = config_notes(make_config(tmp_path, *several))
+    assert note.startswith("evaluation set b: 8 samples per prompt at --eval-temperature 0 are all the same")
+    assert config_notes(make_config(tmp_path, *several, "--eval-temperature", "1")) == []
+    only = config_notes(make_config(tmp_path, *sets, "--num-steps", "0", "--fully-async"))
+    assert only == []  # nothing is trained on older tokens
+
+
+def test_a_band_that_no_filter_reads_is_noted(tmp_path: Path) -> None:
+    band = ("--save-interval", "5", "--reward-band", "0.2", "0.8")
+    assert config_notes(make_config(tmp_path, *band)) == [
+        "--reward-band does nothing without --dynamic-filter-path reward_band"
+    ]
+    for reader in ("reward_band", "my.module:filter"):
+        assert config_notes(make_config(tmp_path, *band, "--dynamic-filter-path", reader)) == []
 
 
 def test_flags_of_algorithms_that_the_run_does_not_have_are_noted(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from factories import make_config
+from factories import make_config, write_prompts
 
 from slime_rl.engine.arguments import (
     check_context_length,
@@ -124,6 +124,9 @@ def test_a_sequence_longer_than_the_model_is_refused(tmp_path: Path) -> None:
         check_context_length(make_config(tmp_path, *FITS, "--max-prompt-len", "101"))
     with pytest.raises(ValueError, match=r"\(100 \+ 200 = 300\) is more than the 256 positions"):
         check_context_length(make_config(tmp_path, *FITS, "--eval-max-response-len", "200"))
+    held = ("--eval-prompt-data", "held", str(write_prompts(tmp_path / "held.jsonl")))
+    with pytest.raises(ValueError, match=r"\(100 \+ 300 = 400\) is more than the 256 positions"):
+        check_context_length(make_config(tmp_path, *FITS, *held, "--eval-override", "held:eval-max-response-len=300"))
 
 
 def test_an_explicit_context_length_counts_instead(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from factories import make_config, write_prompts
@@ -15,7 +16,8 @@ from slime_rl.config import Config
 from slime_rl.config.evaluation import for_evaluation
 from slime_rl.rollout.continuous import ContinuousProduction
 from slime_rl.rollout.evaluation import Evaluator, majority, pass_at_k, summarise
-from slime_rl.rollout.runtime import RolloutRuntime, use_runtime
+from slime_rl.rollout.generate import append_generation
+from slime_rl.rollout.runtime import RolloutRuntime, current_runtime, use_runtime
 from slime_rl.types import Group, Prompt, Sample, Status
 
 
@@ -93,8 +95,16 @@ async def raising_judge(config: Config, group: list[Sample]) -> list[float]:
 @pytest.mark.parametrize(
     ("judge", "error", "message"),
     [
-        ("hanging_judge", TimeoutError, r"group 1 was not generated and scored within --group-timeout-s 90"),
-        ("raising_judge", ValueError, "raising_judge raised RuntimeError: judge gone"),
+        (
+            "hanging_judge",
+            TimeoutError,
+            r"^evaluation set held: group 1 was not generated and scored within --group-timeout-s 90",
+        ),
+        (
+            "raising_judge",
+            ValueError,
+            r"^evaluation set held: .*raising_judge raised RuntimeError: judge gone at .*\d$",
+        ),
     ],
 )
 def test_an_evaluation_that_hangs_or_raises_ends_with_that(
@@ -110,6 +120,28 @@ def test_an_evaluation_that_hangs_or_raises_ends_with_that(
                 await Evaluator(config, lambda prompt: [1]).evaluate()
 
     run_virtual(go())
+
+
+async def gives_up_on_prompt_1(config: Config, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    assert sample.response_length == 0, "it goes on from what it gave up on"
+    append_generation(sample, await current_runtime().engine.generate(sample.tokens, sampling_params))
+    if sample.group_index == 1:
+        sample.status = Status.FAILED
+    return sample
+
+
+def test_samples_that_were_given_up_on_are_shown_and_not_tried_again(tmp_path: Path) -> None:
+    held = ("--eval-prompt-data", "held", str(write_prompts(tmp_path / "held.jsonl", 4)))
+    config = scripted_config(tmp_path, 5, *held, "--generate-function-path", "test_evaluation:gives_up_on_prompt_1")
+
+    async def go() -> tuple[dict[str, float], int]:
+        async with ScriptedClient(lambda ids: 50, slots=8) as client:
+            with use_runtime(RolloutRuntime(client=client, tokenizer=CharTokenizer())):
+                metrics, _ = await Evaluator(config, lambda prompt: [1]).evaluate()
+        return metrics, client.num_tokens
+
+    metrics, num_tokens = run_virtual(go())
+    assert metrics["eval/held/unfinished_fraction"] == 0.25 and num_tokens == 200
 
 
 def test_prompts_of_a_large_set_do_not_wait_for_each_other_on_their_own_time(tmp_path: Path) -> None:
@@ -154,6 +186,22 @@ def test_every_set_is_scored_by_its_own_reward_while_production_goes_on(tmp_path
     assert metrics["eval/plain/num_prompts"] == 5 and "eval/plain/majority" not in metrics
     assert metrics["eval/own/accuracy"] == 0.5 and metrics["eval/own/pass_at_1"] == 0.5
     assert metrics["eval/own/pass_at_2"] == pytest.approx(5 / 6) and metrics["eval/own/pass_at_4"] == 1.0
+
+
+def test_an_evaluation_set_that_cannot_work_is_named_before_anything_starts(tmp_path: Path) -> None:
+    sets = ("--eval-prompt-data", "a", str(write_prompts(tmp_path / "a.jsonl")))
+    for entries, message in [
+        (("a:eval-temperature=1", "a:eval-temperature=0.5"), "--eval-override takes --eval-temperature of a once, got"),
+        (("a:eval-n-samples-per-prompt=0",), "--eval-override of a: --eval-n-samples-per-prompt must be > 0, got 0"),
+        (
+            ("a:rm-type=episode",),
+            "--eval-override of a: --rm-type cannot be episode with .* single_turn.*got 'episode'",
+        ),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            make_config(tmp_path, *sets, "--eval-override", *entries)
+    with pytest.raises(ValueError, match="--rm-type cannot be episode with --generate-function-path agent_loop"):
+        make_config(tmp_path, "--generate-function-path", "agent_loop", "--rm-type", "episode")
 
 
 def test_a_built_in_reward_of_one_set_wins_over_the_runs_own_function(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,35 @@ async def the_same_twice(config: Config, sample: Sample, sampling_params: dict[s
     return [finish(sample), sample]
 
 
+shared: dict[int, Sample] = {}
+
+
+async def one_for_all(config: Config, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    """As a cache by prompt does."""
+    if sample.index == 0:
+        shared.clear()
+    if sample.group_index not in shared:
+        shared[sample.group_index] = finish(sample)
+    return shared[sample.group_index]
+
+
+async def numbers_by_group(config: Config, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    """Draws of one episode would be compared with nothing."""
+    return finish(dataclasses.replace(sample, rollout_id=sample.group_index))
+
+
+async def same_index(config: Config, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    return finish(dataclasses.replace(sample, index=0))
+
+
+async def other_group(config: Config, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    return finish(dataclasses.replace(sample, group_index=99))
+
+
+async def number_of_text(config: Config, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    return finish(dataclasses.replace(sample, rollout_id="x"))  # type: ignore[arg-type]
+
+
 async def forgets_the_status(config: Config, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
     finish(sample).status = Status.PENDING
     return sample
@@ -66,6 +96,14 @@ async def keeps_a_lock(config: Config, sample: Sample, sampling_params: dict[str
         ("mask_of_none", "loss_mask of sample 0 must be a list, got None"),
         ("tokens_in_a_tuple", r"tokens of sample 0 must be a list, got \("),
         ("the_same_twice", "returned one Sample object twice for sample 0"),
+        ("one_for_all", "returned one Sample object for samples 0 and 1; each needs its own"),
+        (
+            "numbers_by_group",
+            "returned rollout_id 0 for samples 0 and 1; only what came out of one of them may share it",
+        ),
+        ("same_index", "returned index 0 for samples 0 and 1; only what came out of one of them may share it"),
+        ("other_group", "group_index of sample 0 must stay 0, got 99"),
+        ("number_of_text", "rollout_id of sample 0 must be an int, got 'x'"),
         ("forgets_the_status", "sample 0 is still pending; set its status, such as COMPLETED"),
         ("keeps_a_lock", r"group 0: .*lock.* so the buffer cannot keep it"),
     ],

@@ -14,6 +14,7 @@ from slime_rl.buffer.ledger_buffer import LedgerBuffer
 from slime_rl.buffer.sources import FilePromptSource
 from slime_rl.config import Config
 from slime_rl.rollout.client import EngineClient
+from slime_rl.rollout.generate import append_generation
 from slime_rl.rollout.group_loop import group_loop
 from slime_rl.rollout.groups import GroupRunner
 from slime_rl.rollout.in_flight import GRACE_S, InFlight
@@ -52,7 +53,9 @@ class Steps:
         self.buffer = LedgerBuffer(self.config, FilePromptSource(self.config))
         loop = asyncio.get_running_loop()
         async with self.client:
-            with use_runtime(RolloutRuntime(client=self.client, tokenizer=CharTokenizer())):
+            runtime = RolloutRuntime(client=self.client, tokenizer=CharTokenizer())
+            self.lengths = runtime.lengths
+            with use_runtime(runtime):
                 for step in range(num_steps):
                     begin = loop.time()
                     self.outputs.append(await group_loop(self.config, step, self.buffer))
@@ -92,6 +95,52 @@ def test_a_surplus_group_is_not_cut_to_the_samples_that_were_finished(tmp_path: 
     (waiting,) = steps.buffer.reserve(1)
     assert [s.status for s in waiting.samples] == [Status.COMPLETED, Status.ABORTED] and waiting.left_out == {}
     assert steps.outputs[0].metrics["rollout/wasted_tokens"] == 0
+
+
+async def second_of_group_0_fails(config: Config, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    assert sample.status is not Status.FAILED
+    fails = sample.index == 1
+    params = {**sampling_params, "max_new_tokens": 5} if fails else sampling_params
+    append_generation(sample, await current_runtime().engine.generate(sample.tokens, params))
+    if fails:
+        sample.status = Status.FAILED
+    return sample
+
+
+async def gives_up_slowly(config: Config, group: list[Sample]) -> list[float]:
+    if group[0].group_index == 0 and len(group) == 2:
+        group[1].status = Status.FAILED
+        await asyncio.sleep(5)
+    return [float(sample.index % 2) for sample in group]
+
+
+def test_a_failed_sample_stays_failed_while_the_others_of_its_group_go_on(tmp_path: Path) -> None:
+    """Its group, interrupted as surplus, can do without it: it is neither dropped for it, nor does it go on from it."""
+    flags = (*OVER_SAMPLING, "--partial-rollout", "--min-samples-per-group", "1", "--max-response-len", "100")
+    failing = ("--generate-function-path", "test_interruption:second_of_group_0_fails")
+    steps = Steps(tmp_path, *flags, *failing).run(6)
+    assert steps.client.num_aborted >= 3
+    (sample,) = steps.group(0).samples
+    assert (sample.index, sample.response_length, steps.group(0).left_out) == (0, 100, {"failed": 1})
+    assert sum(output.metrics["rollout/wasted_tokens"] for output in steps.outputs) == 5
+
+
+def test_a_group_that_was_interrupted_by_its_judge_alone_trains_without_its_failed_sample(tmp_path: Path) -> None:
+    flags = (*OVER_SAMPLING, "--partial-rollout", "--min-samples-per-group", "1")
+    judge = ("--reward-function-path", "test_interruption:gives_up_slowly")
+    steps = Steps(tmp_path, *flags, *judge, length_of=lambda ids: 20).run(2)
+    assert [s.index for s in steps.group(0).samples] == [0] and steps.group(0).left_out == {"failed": 1}
+
+
+def test_late_samples_get_another_attempt_where_a_failed_one_can_be_done_without(tmp_path: Path) -> None:
+    """Sample 0 takes 312 s, at most 100 s a time; where both samples are needed the group cannot come together."""
+    flags = ("--partial-rollout", "--sample-deadline-s", "100", "--max-group-attempts", "9")
+    failing = ("--generate-function-path", "test_interruption:second_of_group_0_fails")
+    steps = Steps(tmp_path, *flags, *failing, "--min-samples-per-group", "1").run(2)
+    (sample,) = steps.group(0).samples
+    assert sample.response_length == 312 and sample.status is Status.COMPLETED
+    without = Steps(tmp_path, *flags, *failing).run(1)
+    assert without.buffer.counts()["dropped/failed_samples"] == 1
 
 
 def test_partial_rollout_continues_with_the_rest_of_the_budget(tmp_path: Path) -> None:
