@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import queue
-import socket
 import tempfile
 import traceback
 import warnings
@@ -20,8 +19,9 @@ from benchmarks.tiny_models import VOCAB_SIZE, make_checkpoint
 from slime_rl.config import Config, parse_config
 from slime_rl.data.batches import RolloutBatch, split_for_data_parallel
 from slime_rl.data.ragged import Ragged
+from slime_rl.engine.ports import free_port
 
-START_TIMEOUT_S = 300
+START_TIMEOUT_S = 900
 __all__ = ["make_checkpoint"]  # used from here by tests of the trainer
 
 
@@ -228,15 +228,11 @@ def _from_bytes(data: bytes) -> Outcome:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, all different."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+    """Ports that nobody listens on, all different; none that the kernel gives to connections meanwhile."""
+    ports: set[int] = set()
+    while len(ports) < count:
+        ports.add(free_port())
+    return list(ports)
 
 
 def relative_difference(a: Outcome, b: Outcome) -> float:

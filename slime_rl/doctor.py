@@ -10,6 +10,7 @@ Exit code 0 when a CPU or GPU run is possible, else 1.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -266,10 +267,10 @@ def run_program(command: Sequence[str], *, timeout_s: float, environment: dict[s
 
 def _kill_tree(process: subprocess.Popen[str]) -> None:
     """Kill a process, its group, and descendants that have left the group, as Ray's do."""
-    descendants = psutil.Process(process.pid).children(recursive=True) if psutil.pid_exists(process.pid) else []
+    descendants = psutil.Process(process.pid).children(recursive=True)  # it is there until we have waited for it
     os.killpg(process.pid, signal.SIGKILL)
     for child in descendants:
-        if child.is_running():  # psutil compares start times: never another process with the same id
+        with contextlib.suppress(psutil.NoSuchProcess):  # psutil compares start times: never another with the same id
             child.kill()
     process.communicate()
 

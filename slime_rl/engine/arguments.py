@@ -18,7 +18,7 @@ from slime_rl.engine.control import WEIGHT_RECEIVER
 from slime_rl.engine.device import engine_device
 from slime_rl.engine.environment import engine_environment
 
-CHECK_TIMEOUT_S = 120.0
+CHECK_TIMEOUT_S = 300.0  # importing sglang takes 10 s, on a busy machine with a cold disk minutes
 CPU_KV_TOKENS = 32768
 CPU_PREFILL_TOKENS = 512  # as fast by token as more would be
 CPU_MEM_FRACTION = 0.8  # an upper bound only: the KV cache is sized by tokens, and its pages come as they are used

@@ -59,5 +59,5 @@ def test_a_reward_plugin_is_called_with_config_and_a_whole_group() -> None:
 
 def test_generated_pages_are_up_to_date() -> None:
     command = [sys.executable, str(ROOT / "tools" / "generate_docs.py"), "--check"]
-    outcome = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    outcome = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr

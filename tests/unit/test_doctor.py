@@ -38,16 +38,16 @@ def test_import_that_crashes_is_a_finding_with_its_last_words() -> None:
 
 
 def test_program_that_hangs_is_killed_with_its_children() -> None:
-    child = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
-    code = f"import subprocess, sys, time; {child}; time.sleep(60)"
+    child = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])"
+    code = f"import subprocess, sys, time; {child}; time.sleep(600)"
     start = time.monotonic()
     outcome = run_program([sys.executable, "-c", code], timeout_s=1.0)
     assert not outcome.ok and outcome.last_line == "no answer after 1 s"
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 300
 
 
 def test_program_that_dies_silently_tells_its_exit_code() -> None:
-    outcome = run_program([sys.executable, "-c", "import os; os._exit(3)"], timeout_s=60)
+    outcome = run_program([sys.executable, "-c", "import os; os._exit(3)"], timeout_s=300)
     assert (outcome.ok, outcome.last_line) == (False, "exit code 3")
 
 

@@ -80,14 +80,14 @@ def test_engines_have_faults_and_ends_of_logs(url: str) -> None:
 
 
 def test_a_live_run_shows_new_steps_and_what_is_unchanged_is_not_sent_again(url: str, run_dir: Path) -> None:
-    with urllib.request.urlopen(f"{url}/api/runs/0/metrics", timeout=20) as answer:
+    with urllib.request.urlopen(f"{url}/api/runs/0/metrics", timeout=120) as answer:
         tag = answer.headers["ETag"]
     request = urllib.request.Request(f"{url}/api/runs/0/metrics", headers={"If-None-Match": tag})
     with pytest.raises(urllib.error.HTTPError, match="304"):
-        urllib.request.urlopen(request, timeout=20)
+        urllib.request.urlopen(request, timeout=120)
     with (run_dir / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "time_s": 9, "train/loss": 0.125}\n')
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=120) as answer:
         assert json.loads(answer.read())["metrics"]["train/loss"]["values"][-1] == 0.125
 
 
@@ -121,11 +121,11 @@ def test_numbers_that_json_does_not_know_become_null() -> None:
 def test_pages_of_other_sites_cannot_read_runs_through_the_users_browser(url: str) -> None:
     request = urllib.request.Request(f"{url}/api/runs", headers={"Host": "evil.example"})
     with pytest.raises(urllib.error.HTTPError, match="400"):
-        urllib.request.urlopen(request, timeout=20)
+        urllib.request.urlopen(request, timeout=120)
 
 
 def test_the_page_lets_nothing_run_that_is_not_its_own(url: str) -> None:
-    with urllib.request.urlopen(url, timeout=20) as answer:
+    with urllib.request.urlopen(url, timeout=120) as answer:
         policy = answer.headers["Content-Security-Policy"]
     assert "default-src 'self'" in policy and "script-src" not in policy  # so scripts are those of 'self' alone
 

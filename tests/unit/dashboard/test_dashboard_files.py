@@ -83,13 +83,13 @@ def test_a_hundred_thousand_rollouts_are_indexed_once_and_read_a_page_at_a_time(
     path = tmp_path / "samples.jsonl"
     write_samples(path, steps=300, groups=84, padding=200)  # 100,800 samples
     samples = Samples(path)
-    start = time.perf_counter()
+    start = time.thread_time()
     page = samples.page("training", None, "as trained", "", 0)
     assert page["step"] == 299 and len(page["steps"]) == 300 and page["num_groups"] == 84
-    assert time.perf_counter() - start < 15  # about 0.4 s when the machine is quiet
-    start = time.perf_counter()
+    indexed_s = time.thread_time() - start
+    start = time.thread_time()
     samples.page("training", 150, "lowest reward", "", 40)
-    assert time.perf_counter() - start < 1
+    assert time.thread_time() - start < indexed_s / 3, "of CPU time"
 
 
 def test_lines_of_other_writers_are_found_too(tmp_path: Path) -> None:
@@ -137,9 +137,12 @@ def test_window_of_a_file_of_any_size_is_found_without_reading_it_all(tmp_path: 
     for i in range(200_000):
         trace.add("requests", "request", 10 * i, 10 * i + 15, {"tokens": 4})
     trace.close()
-    start = time.perf_counter()
+    start = time.thread_time()
     spans, is_cut = spans_between(tmp_path / "rollout.jsonl", 1_500_000, 1_500_100)
-    assert time.perf_counter() - start < 1  # reading all takes 1 s and more on a quiet machine
+    window_s, start = time.thread_time() - start, time.thread_time()
+    with (tmp_path / "rollout.jsonl").open() as file:
+        assert sum(json.loads(line)["end"] > 0 for line in file) == 200_000
+    assert window_s < (time.thread_time() - start) / 3, "of CPU time"
     assert [span["start"] for span in spans] == list(range(1_499_990, 1_500_101, 10)) and not is_cut
 
 

@@ -43,7 +43,7 @@ print("\\n" + json.dumps(found))
 @pytest.fixture(scope="module")
 def parsed() -> dict[str, Any]:
     command = [sys.executable, "-c", PROGRAM]
-    outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180)
+    outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert outcome.returncode == 0, outcome.stderr
     return json.loads(outcome.stdout.splitlines()[-1])
 

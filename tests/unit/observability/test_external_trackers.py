@@ -30,7 +30,7 @@ def test_prometheus_serves_the_newest_values_with_their_meaning(tmp_path: Path) 
     tracker = open_trackers(config, resume=False)[0]
     tracker.log(0, STEPS[0])
     tracker.log(1, STEPS[1])
-    text = urllib.request.urlopen(f"http://127.0.0.1:{tracker.port}/metrics", timeout=10).read().decode()
+    text = urllib.request.urlopen(f"http://127.0.0.1:{tracker.port}/metrics", timeout=120).read().decode()
     tracker.close()
     assert 'slime_rl_train_loss{run="run"} 1.5' in text
     assert 'slime_rl_eval_held_out_accuracy{run="run"} 0.25' in text
@@ -54,6 +54,7 @@ def test_wandb_offline_goes_on_in_the_same_run(tmp_path: Path, monkeypatch: pyte
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB__SERVICE_WAIT", "300")
     config = make_config(tmp_path, "--trackers", "wandb", "--tracker-project", "tests")
     first = open_trackers(config, resume=False)[0]
     log_steps(first, STEPS)

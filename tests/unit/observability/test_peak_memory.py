@@ -4,11 +4,11 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from processes import wait_for
 
 from slime_rl.observability.memory import GIB, PeakMemory, measure_tree
 
@@ -28,17 +28,44 @@ def child_with_memory() -> Iterator[subprocess.Popen[str]]:
         child.communicate()
 
 
+# Starts a child with memory and ends it, each when it is told. Nobody else's processes come and go below it.
+PARENT = f"""
+import subprocess, sys
+code = "block = bytearray({BLOCK_BYTES}); print('ready', flush=True); input()"
+print("started", flush=True)
+input()
+child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+print(child.stdout.readline().strip(), flush=True)
+input()
+child.kill()
+child.wait()
+print("gone", flush=True)
+input()
+"""
+
+
 def test_memory_of_children_counts_and_the_peak_outlives_them() -> None:
-    before = measure_tree(os.getpid())
-    with PeakMemory() as memory:
-        with child_with_memory():
-            inside = measure_tree(os.getpid())
+    pipe = subprocess.PIPE
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdin=pipe, stdout=pipe, text=True)
+    assert parent.stdin is not None and parent.stdout is not None
+    try:
+        assert parent.stdout.readline() == "started\n"
+        before = measure_tree(parent.pid)
+        with PeakMemory(pid=parent.pid) as memory:
+            print(file=parent.stdin, flush=True)
+            assert parent.stdout.readline() == "ready\n"
+            inside = measure_tree(parent.pid)
+            wait_for(lambda: memory.peak_gib >= BLOCK_BYTES / GIB)  # PSS is not read at every look
             at_peak = memory.peak_gib
-        time.sleep(0.05)
-        assert measure_tree(os.getpid()).num_processes == before.num_processes
-    assert inside.num_processes == before.num_processes + 1
+            print(file=parent.stdin, flush=True)
+            assert parent.stdout.readline() == "gone\n"
+            assert measure_tree(parent.pid).num_processes == before.num_processes == 1
+    finally:
+        parent.kill()
+        parent.communicate()
+    assert inside.num_processes == 2
     assert inside.rss_bytes - before.rss_bytes >= BLOCK_BYTES
-    assert memory.peak_gib >= at_peak >= BLOCK_BYTES / GIB
+    assert memory.peak_gib >= at_peak
 
 
 def test_shared_pages_count_once_where_the_system_tells() -> None:
@@ -62,4 +89,5 @@ def test_thread_ends_with_the_context_and_stop_may_come_twice() -> None:
 
 
 def test_peak_is_known_without_the_thread() -> None:
-    assert PeakMemory().peak_gib == pytest.approx(measure_tree(os.getpid()).pss_bytes / GIB, rel=0.2)
+    with child_with_memory() as child:
+        assert PeakMemory(pid=child.pid).peak_gib == pytest.approx(measure_tree(child.pid).pss_bytes / GIB, rel=0.2)

@@ -81,7 +81,7 @@ def test_router_biases_in_a_dump_are_those_before_the_update(tmp_path: Path) -> 
 
 def test_tool_shows_that_the_logged_loss_comes_out_again(run_dir: Path) -> None:
     command = [sys.executable, str(ROOT / "tools" / "replay_step.py"), str(run_dir), "1"]
-    outcome = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    outcome = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     assert "updates=8 exact=8" in outcome.stdout
     assert "train/loss" in outcome.stdout
@@ -94,7 +94,7 @@ def test_tool_notices_other_weights(run_dir: Path, tmp_path: Path) -> None:
     tensors["weights/0/decoder.final_layernorm.weight"] *= 1.01
     save_file(tensors, file)
     command = [sys.executable, str(ROOT / "tools" / "replay_step.py"), str(tmp_path / "update")]
-    outcome = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    outcome = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert outcome.returncode == 1 and "updates=1 exact=0" in outcome.stdout
 
 
