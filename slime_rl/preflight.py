@@ -27,7 +27,13 @@ from slime_rl.config.evaluation import for_evaluation
 from slime_rl.config.model_folder import INDEX, TOKENIZER_FILES, check_model_files
 from slime_rl.config.notes import config_notes
 from slime_rl.data.rendering import load_tokenizer
-from slime_rl.engine.arguments import check_context_length, check_router_args, check_sglang_args, sglang_arguments
+from slime_rl.engine.arguments import (
+    check_context_length,
+    check_quantization,
+    check_router_args,
+    check_sglang_args,
+    sglang_arguments,
+)
 from slime_rl.engine.device import engine_device
 from slime_rl.observability.external_trackers import check_trackers
 from slime_rl.observability.run_record import changed_flags
@@ -106,6 +112,10 @@ def _model_files(config: Config) -> str | None:
             raise NotChecked(f"{flag} {path}: must hold weights as *.safetensors, and there are none")
         check_model_files(flag, path, needs_tokenizer=flag.startswith(("--hf-checkpoint", "--sglang-config")))
     return None
+
+
+def _quantization(config: Config) -> str | None:
+    return check_quantization(config, _with_local_device(config).cluster.device)
 
 
 def _architecture(config: Config) -> str | None:
@@ -239,6 +249,7 @@ QUICK: dict[str, Check] = {
     "trainer's plugins and arguments": _trainer,
     "device": _device,
     "model files": _model_files,
+    "quantisation": _quantization,
     "parallel sizes": _shape,
     "context length": _context,
     "trackers": _trackers,

@@ -36,6 +36,30 @@ def write_tiny_checkpoint(folder: Path, *, seed: int = 0, **overrides: Any) -> P
     return folder
 
 
+def quantize_checkpoint(folder: Path, rows: int = 128, columns: int = 128, **changes: Any) -> Path:
+    """Rewrite a checkpoint of one file in the form of Qwen3's "-FP8": every projection as fp8 in blocks. `changes` are
+    to quantization_config; what its modules_to_not_convert lists stays as it is."""
+    import json
+
+    from safetensors.torch import load_file, save_file
+
+    from slime_rl.config.quantization import read_quantization
+    from slime_rl.data.fp8 import quantize_blocks
+
+    form = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [rows, columns]}
+    config = json.loads((folder / "config.json").read_text()) | {"quantization_config": form | changes}
+    (folder / "config.json").write_text(json.dumps(config))
+    blocks, stored = read_quantization(folder), {}
+    assert blocks is not None
+    for name, weight in load_file(folder / "model.safetensors").items():
+        stored[name] = weight
+        if name.endswith("_proj.weight") and not blocks.ignores(name):
+            q, scale = quantize_blocks(weight, rows, columns, power_of_two=blocks.power_of_two)
+            stored |= {name: q, name + "_scale_inv": scale}
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
 def _write_tokenizer(folder: Path) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

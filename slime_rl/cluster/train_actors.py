@@ -93,6 +93,7 @@ class TrainActor(MegatronActor):
     def sync_weights(self, version: int, urls: list[str]) -> SyncReport | None:
         """Send the current weights to these engines as `version`. All workers take part; rank 0 sends and reports."""
         from slime_rl.weight_sync.bucket import split_buckets, tied_names
+        from slime_rl.weight_sync.quantize import as_in_folder
         from slime_rl.weight_sync.sender import make_sender
 
         stream = self.worker.export_weights()
@@ -104,9 +105,14 @@ class TrainActor(MegatronActor):
             self.sender = make_sender(self.config, urls, host=self.address)
         self.sender.connect(urls)
         limit = self.config.weight_sync.bucket_bytes(self.config.cluster.device)
-        buckets = split_buckets(stream, limit, skip=tied_names(self.config.model.hf_checkpoint))
-        with self.worker.state.trace.span("steps", f"send weights {version}"):
-            return self.sender.send(buckets, version)
+        served = self.config.model.hf_checkpoint
+        buckets = split_buckets(as_in_folder(stream, served), limit, skip=tied_names(served))
+        try:
+            with self.worker.state.trace.span("steps", f"send weights {version}"):
+                return self.sender.send(buckets, version)
+        finally:
+            for _ in stream:  # after an error between gathering and sending: the other workers still gather
+                pass
 
     def change_engine_memory(
         self, action: Action, urls: list[str], released: dict[str, set[str]]

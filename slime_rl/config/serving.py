@@ -16,7 +16,7 @@ class EngineConfig:
     """
 
     engine_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type of the engine's weights; auto takes --train-dtype."""
+    """Type of the engine's weights; auto takes --train-dtype, and bfloat16 on a GPU where the weights are fp8."""
 
     engine_mem_fraction: float | None = None
     """Share of the device's memory for weights and KV cache (SGLang's mem_fraction_static)."""

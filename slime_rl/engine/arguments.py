@@ -13,6 +13,13 @@ from typing import Literal, NoReturn
 
 from slime_rl.config import Config
 from slime_rl.config.evaluation import for_evaluation
+from slime_rl.config.quantization import (
+    FIELD,
+    check_engine_blocks,
+    quantization_entry,
+    quantized_weights,
+    read_quantization,
+)
 from slime_rl.config.served_models import FLAG
 from slime_rl.engine.control import WEIGHT_RECEIVER
 from slime_rl.engine.device import engine_device
@@ -40,9 +47,11 @@ OURS_IN_SGLANG = {
     "weight_version": "",
     "custom_weight_loader": "",
     "api_key": "--engine-api-key-file",
+    "quantization": f"{FIELD} in config.json of --hf-checkpoint",  # else a running engine takes no new weights
 }
 # Of these, what a group in --sglang-config may set for its own engines: its arguments come after ours and win.
 FREE_IN_GROUPS = ("dtype", "mem_fraction_static", "max_total_tokens")
+FREE_BESIDE_THE_POLICY = ("quantization",)
 OURS_IN_ROUTER = {
     "policy": "--router-policy",
     "request_timeout_secs": "--request-timeout-s",
@@ -57,13 +66,13 @@ OURS_IN_ROUTER = {
 
 def sglang_arguments(config: Config, index: int, device: Literal["cpu", "cuda"], host: str, port: int) -> list[str]:
     """Arguments of engine `index`; the user's own come last and win."""
-    engine, dtype = config.engine, config.engine.engine_dtype
+    engine = config.engine
     arguments = {
         "model-path": config.model.hf_checkpoint,
         "host": host,
         "port": port,
         "device": device,
-        "dtype": config.model.train_dtype if dtype == "auto" else dtype,
+        "dtype": engine_dtype(config, device),
         "tp-size": config.cluster.rollout_num_gpus_per_engine,
         "random-seed": config.train.seed + index,
         "mem-fraction-static": engine.engine_mem_fraction,
@@ -100,6 +109,36 @@ def sglang_arguments(config: Config, index: int, device: Literal["cpu", "cuda"],
     return [*pairs, *dict.fromkeys(switches), *engine.sglang_args]
 
 
+def engine_dtype(config: Config, device: str) -> str:
+    """What activations, and weights that are not quantised, are computed in. SGLang's fp8 knows no float32 on a GPU."""
+    if config.engine.engine_dtype != "auto":
+        return config.engine.engine_dtype
+    half = device == "cuda" and quantization_entry(config.model.hf_checkpoint) is not None
+    return "bfloat16" if half else config.model.train_dtype
+
+
+def check_quantization(config: Config, device: str) -> str | None:
+    """Check that folders are stored in a form that is known, and that SGLang can serve and update the policy's.
+
+    Raises:
+        ValueError: with the field of config.json and its value.
+    """
+    folders = (config.model.ref_load, config.model.teacher_load, config.critic.critic_load)
+    for folder in filter(None, folders):
+        quantized_weights(folder)
+    path = config.model.hf_checkpoint
+    blocks, weights = read_quantization(path), quantized_weights(path)
+    if blocks is None:
+        return None
+    if config.needs_engines:
+        check_engine_blocks(path, config.cluster.rollout_num_gpus_per_engine, on_cuda=device == "cuda")
+        if device == "cuda" and config.engine.engine_dtype == "float32":
+            raise ValueError(
+                f"--engine-dtype must be bfloat16 or float16 where {path}/config.json has a {FIELD}, got float32"
+            )
+    return f"fp8 in blocks of {blocks.rows}x{blocks.columns}: {len(weights)} weights"
+
+
 def check_sglang_args(config: Config) -> None:
     """Check `--sglang-*` and the overrides in --sglang-config against the installed SGLang. Costs its import in a
     process of its own, but only when given.
@@ -108,10 +147,11 @@ def check_sglang_args(config: Config) -> None:
         ValueError: unknown name, bad value, or a name that a flag of ours decides.
     """
     _ask_sglang(config, config.engine.sglang_args, OURS_IN_SGLANG)
-    ours = {field: flag for field, flag in OURS_IN_SGLANG.items() if field not in FREE_IN_GROUPS}
-    for model, arguments in {(m.name, group.arguments): None for m in config.served_models for group in m.groups}:
+    groups = {(m.name, m.is_policy, group.arguments): None for m in config.served_models for group in m.groups}
+    for model, is_policy, arguments in groups:
+        free = FREE_IN_GROUPS if is_policy else (*FREE_IN_GROUPS, *FREE_BESIDE_THE_POLICY)
         try:
-            _ask_sglang(config, arguments, ours)
+            _ask_sglang(config, arguments, {f: flag for f, flag in OURS_IN_SGLANG.items() if f not in free})
         except ValueError as error:
             raise ValueError(f"{FLAG} {config.engine.sglang_config}: {model}: overrides: {error}") from error
 

@@ -21,6 +21,8 @@ import math
 from dataclasses import dataclass, replace
 
 from slime_rl.config import Config
+from slime_rl.config.quantization import quantization_entry
+from slime_rl.engine.arguments import engine_dtype
 from slime_rl.plan.hardware import GIB
 from slime_rl.plan.shape import ModelShape, read_shape
 
@@ -164,9 +166,11 @@ class EnginePlan:
 def engine_plan(shape: ModelShape, config: Config, available_bytes: float) -> EnginePlan:
     """The cache takes what --engine-mem-fraction (or ENGINE_FRACTION) leaves beside the weights."""
     tp = config.cluster.rollout_num_gpus_per_engine
-    dtype = config.engine.engine_dtype
-    size = 4 if (config.model.train_dtype if dtype == "auto" else dtype) == "float32" else 2
-    weights = size * shape.parameters / tp
+    size = 4 if engine_dtype(config, config.cluster.device) == "float32" else 2
+    plain = shape.parameters
+    if quantization_entry(config.model.hf_checkpoint) is not None:  # fp8, but for the embedding and the output
+        plain = shape.embedding + shape.output
+    weights = (size * plain + shape.parameters - plain) / tp
     per_token = size * shape.num_layers * shape.kv_per_token
     if shape.kv_splits:
         per_token /= min(tp, shape.kv_heads)  # heads are repeated where there are more workers than heads

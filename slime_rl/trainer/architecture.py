@@ -72,6 +72,7 @@ def open_architecture(config: Config, fields: Fields, family: Family) -> Archite
             if rotary[1] != 1.0:
                 raise ValueError(f"{fields.path}/config.json: yarn on a part of the channels is not supported")
     family.rules(fields)
+    fields.quantization()
     fields.check_all_read()
     arguments["bias_activation_fusion"] = (
         arguments["activation_func"] is F.silu

@@ -26,6 +26,7 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from slime_rl.config import Config
+from slime_rl.config.quantization import FIELD, read_quantization
 from slime_rl.trainer.architecture import DTYPES, Architecture, run_arguments
 from slime_rl.trainer.conversion import extra_layers
 from slime_rl.trainer.cpu.attention import use_local_modules
@@ -46,6 +47,8 @@ def open_bridge(config: Config, hf_path: str) -> Any:
     if base is None:
         known = ", ".join(sorted(_MODEL_REGISTRY))
         raise ValueError(f"--hf-checkpoint {hf_path}: architecture {hf_config.model_type!r} is not one of {known}")
+    if read_quantization(hf_path) is not None:
+        raise ValueError(f"{hf_path}/config.json: {FIELD}: --model-conversion-path mbridge reads no fp8 weights")
     rope = _rope_arguments(Fields(hf_path, config.model.trust_remote_code))
     hf_config.rope_theta = rope["rotary_base"]  # transformers 5 keeps it in rope_parameters; mbridge reads it here
     has_te = resolve_device(config.cluster.device).has_transformer_engine

@@ -56,5 +56,6 @@ def check_architecture(config: Config) -> str:
     if not family.is_mla:
         rotary_frequencies(fields, head_dim_of(fields))
     family.rules(fields)
+    fields.quantization()
     fields.check_all_read()
     return f"{fields.model_type}: every field of config.json is known"

@@ -19,7 +19,7 @@ from megatron.core import parallel_state as mpu
 from torch import Tensor
 
 from slime_rl.config import Config
-from slime_rl.trainer.architecture import open_architecture
+from slime_rl.trainer.architecture import DTYPES, open_architecture
 from slime_rl.trainer.families import FAMILIES, find_family
 from slime_rl.trainer.families.family import Family, Rules
 from slime_rl.trainer.families.fields import Fields
@@ -66,6 +66,7 @@ class FamilyConversion:
             )
         self.architecture = open_architecture(config, self.fields, family)
         self.rules: Rules = family.rules(self.fields)
+        self.dtype = DTYPES[config.model.train_dtype]
         self._plan: dict[Place, _Owner] | None = None
 
     @torch.no_grad()
@@ -110,7 +111,7 @@ class FamilyConversion:
 
     def kept_weights(self, hf_path: str) -> Iterator[tuple[str, Tensor]]:
         """What the folder has beyond the model that is trained: layers for predicting further tokens."""
-        return extra_layers(HFFolder(hf_path), self.architecture.config.num_layers)
+        return extra_layers(HFFolder(hf_path, self.dtype), self.architecture.config.num_layers)
 
     def parameters(self, models: list[Any]) -> dict[Place, Tensor]:
         """This rank's parameters and persistent buffers by their place in the whole model.

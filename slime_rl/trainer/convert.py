@@ -37,6 +37,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 def conversion_config(hf_path: Path, model_conversion_path: str, trust_remote_code: bool) -> Config:
     """A Config that names a model; the rest of it is not used."""
     argv = ["--hf-checkpoint", str(hf_path), "--model-conversion-path", model_conversion_path, "--device", "cpu"]
+    argv += ["--train-dtype", "bfloat16"]  # of weights that are stored as fp8
     argv += ["--prompt-data", str(hf_path / "config.json"), *(["--trust-remote-code"] if trust_remote_code else [])]
     return parse_config(argv)
 

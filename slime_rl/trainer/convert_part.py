@@ -56,9 +56,9 @@ class OutputFile:
 
 
 def write_torch_dist(hf_path: Path, folder: Path, rank: int, parameters: list[Parameter]) -> list[Written]:
-    """Write the data file of worker `rank`: these parameters in the types of the Hugging Face folder."""
+    """Write the data file of worker `rank`: these parameters in the types of the folder, fp8 as bfloat16."""
     torch.serialization.set_crc32_options(False)  # the store has checksums of whole files
-    source = HFFolder(hf_path)
+    source = HFFolder(hf_path, torch.bfloat16)
     with TorchDistFile(folder, rank) as file:
         for parameter in parameters:
             for slot, rows in _rows(parameter, source, hf_path):

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from slime_rl.config import Config
+from slime_rl.config.quantization import FIELD
 
 SHARD_BYTES = 4 * 1024**3
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
@@ -71,16 +72,18 @@ def _write_weights(weights: Iterator[tuple[str, Tensor]], folder: Path) -> None:
 
 
 def copy_companions(source: Path, folder: Path, dtype: str | None) -> None:
-    """Everything of the checkpoint that is not weights; config.json gets the type that was written, if given."""
+    """Everything of the checkpoint that is not weights; config.json gets the type that was written, if given, and no
+    quantization_config, since no weights are written as fp8."""
     for file in sorted(source.iterdir()):
         is_weights = file.suffix in WEIGHT_SUFFIXES or file.name.endswith(".index.json")
         if file.is_file() and not is_weights and not file.name.startswith("."):
             shutil.copyfile(file, folder / file.name)
-    if dtype is None:
-        return
     settings = json.loads((source / "config.json").read_text())
-    key = "torch_dtype" if "torch_dtype" in settings else "dtype"
-    settings[key] = dtype
+    if dtype is None and FIELD not in settings:
+        return
+    settings.pop(FIELD, None)
+    if dtype is not None:
+        settings["torch_dtype" if "torch_dtype" in settings else "dtype"] = dtype
     (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
 
 

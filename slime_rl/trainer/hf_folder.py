@@ -14,6 +14,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from slime_rl.config.model_folder import weight_files
+from slime_rl.config.quantization import SCALE, Fp8Blocks, quantized_weights, read_quantization
+from slime_rl.data.fp8 import dequantize_blocks
 from slime_rl.data.write_behind import WriteBehind
 
 _DTYPE_NAMES = {
@@ -42,15 +44,21 @@ class TensorInfo:
 
 
 class HFFolder:
-    """The safetensors files of a folder, memory-mapped: nothing is read before it is asked for."""
+    """The safetensors files of a folder, memory-mapped: nothing is read before it is asked for.
 
-    def __init__(self, path: str | Path) -> None:
+    Weights that the folder holds as fp8 are dequantised when they are read, and are of type `dtype` then.
+    """
+
+    def __init__(self, path: str | Path, dtype: torch.dtype = torch.float32) -> None:
         """Open every weight file.
 
         Raises:
-            ValueError: there is none, the index names one that is missing, or one is not whole.
+            ValueError: there is none, the index names one that is missing, one is not whole, or the weights are stored
+                in a form that is not known.
         """
-        self.path = Path(path)
+        self.path, self.dtype = Path(path), dtype
+        self._blocks = read_quantization(path)
+        self._quantized = frozenset(quantized_weights(path))
         self._files: dict[str, Any] = {}
         self._where: dict[str, str] = {}
         for file in weight_files(self.path):
@@ -66,7 +74,9 @@ class HFFolder:
 
     @property
     def names(self) -> list[str]:
-        return list(self._where)
+        """Of the weights; an fp8 weight's scales are part of it."""
+        scales = {name + SCALE for name in self._quantized}
+        return [name for name in self._where if name not in scales]
 
     def source(self, name: str) -> Any:
         """A tensor that is read when it is indexed.
@@ -76,12 +86,36 @@ class HFFolder:
         """
         if name not in self._where:
             raise ValueError(f"{self.path}: the weight {name} is missing")
-        return self._files[self._where[name]].get_slice(name)
+        stored = self._files[self._where[name]].get_slice(name)
+        if name not in self._quantized:
+            return stored
+        assert self._blocks is not None
+        scale = self._files[self._where[name + SCALE]].get_tensor(name + SCALE)
+        return _Dequantized(stored, scale, self._blocks, self.dtype)
 
     def tensor(self, name: str) -> Tensor:
         """A whole tensor."""
-        self.source(name)
-        return self._files[self._where[name]].get_tensor(name)
+        source = self.source(name)
+        return source[:] if name in self._quantized else self._files[self._where[name]].get_tensor(name)
+
+
+@dataclass(frozen=True)
+class _Dequantized:
+    """An fp8 weight `[o, i]` that is read, and multiplied by its scales, when it is indexed by slices."""
+
+    stored: Any
+    scale_inv: Tensor
+    blocks: Fp8Blocks
+    dtype: torch.dtype
+
+    def get_shape(self) -> list[int]:
+        return self.stored.get_shape()
+
+    def __getitem__(self, index: slice | tuple[slice, slice]) -> Tensor:
+        slices = index if isinstance(index, tuple) else (index, slice(None))
+        (top, _, _), (left, _, _) = (s.indices(n) for s, n in zip(slices, self.get_shape(), strict=True))
+        rows, columns = self.blocks.rows, self.blocks.columns
+        return dequantize_blocks(self.stored[index], self.scale_inv, rows, columns, at=(top, left), dtype=self.dtype)
 
 
 def write_safetensors(file: Path, infos: list[TensorInfo], tensors: Iterable[Tensor]) -> None:

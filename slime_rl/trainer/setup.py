@@ -11,6 +11,7 @@ from transformers import AutoConfig
 
 from slime_rl.algorithms.adaptive_kl import AdaptiveKL
 from slime_rl.config import Config
+from slime_rl.config.quantization import FIELD
 from slime_rl.trainer.architecture import Architecture
 from slime_rl.trainer.arguments import parse_megatron_args
 from slime_rl.trainer.critic import critic_config
@@ -146,6 +147,8 @@ def _check_same_shape(flag: str, config: Config, path: str) -> None:
     )
     for name in sorted(policy.keys() | other.keys()):
         ours, theirs = policy.get(name), other.get(name)
+        if name == FIELD:  # each folder's weights are dequantised when they are loaded
+            continue
         if ours != theirs and (name not in WITHOUT_EFFECT or name == "model_type"):
             raise ValueError(
                 f"{flag} must have the architecture of --hf-checkpoint, in whose modules it is computed: its {name} is "

@@ -8,6 +8,8 @@ from typing import Any
 
 from transformers import AutoConfig, GenerationConfig, PretrainedConfig
 
+from slime_rl.config.quantization import FIELD, Fp8Blocks, read_quantization
+
 # Says nothing about what the model computes for given weights and tokens. How to sample stood in config.json once.
 WITHOUT_EFFECT = frozenset(GenerationConfig().to_dict()) | frozenset(
     [
@@ -115,6 +117,11 @@ class Fields:
                 f"{self.path}/config.json: {name} of a {self.model_type} model must be {allowed}, got {found!r}; "
                 "the model would compute something else than this trainer"
             )
+
+    def quantization(self) -> Fp8Blocks | None:
+        """How the weights are stored; see read_quantization. They are dequantised when they are loaded."""
+        self._read.add(FIELD)
+        return read_quantization(self.path)
 
     def ignore(self, *names: str) -> None:
         """These have no effect in this family."""
