@@ -225,7 +225,12 @@ class RolloutManager:
             save_state(Path(path).with_name(LENGTHS_FILE), self.lengths.state_dict())
 
     async def restore(self, path: str | None, next_step: int) -> None:
-        """Load it again, or without a path the state before the first step; production goes on with `next_step`."""
+        """Load it again, or without a path the state before the first step; production goes on with `next_step`.
+
+        A run that only evaluates has no state: its weights are the trainer's affair.
+        """
+        if self.opened is None:
+            return
         state = copy.deepcopy(self.first_state) if path is None else load_state(Path(path))
         self.buffer.load_state_dict(state)
         self.lengths.load_state_dict(_lengths_beside(path))

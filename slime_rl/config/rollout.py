@@ -196,10 +196,12 @@ class BufferConfig:
     """Move waiting groups to --buffer-spill-dir while the trainer works, so that it can have their host memory."""
 
     over_sampling_batch_size: int | None = None
-    """Prompts asked for at once when a filter drops some; --rollout-batch-size when not given."""
+    """Groups that a step has finished or running at once, so that a filter may drop some and the slowest are not waited
+    for; what is too much goes back. --rollout-batch-size when not given."""
 
     max_sampling_rounds: int = 20
-    """Times that prompts are asked for within one step before the run stops because the filter drops nearly all."""
+    """Groups that may be begun for one step, in multiples of --rollout-batch-size (or --over-sampling-batch-size, where
+    that is more), before the run stops because the filter drops nearly all."""
 
     def __post_init__(self) -> None:
         check_positive(

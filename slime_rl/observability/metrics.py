@@ -129,7 +129,12 @@ METRICS: tuple[Metric, ...] = (
             "Completed episodes whose ids part from the chat template's rendering; docs/agents.md says why they may."),
     _metric("rollout/cached_prompt_tokens_fraction", "share", "since the start of the run",
             "Prompt tokens that engines found in their prefix cache."),
-    _metric("rollout/sampling_rounds", "count", "sum over the step", "Times that prompts were asked for."),
+    _metric(
+        "rollout/sampling_rounds",
+        "count",
+        "sum over the step",
+        "Groups begun for the step, in multiples of --rollout-batch-size or --over-sampling-batch-size.",
+    ),
     _metric("rewards/<event>", "count", "sum since the start of the run",
             "Calls of fenced reward code, and those that failed: timeouts, crashes, memory_failures, errors."),
     _metric("buffer/<state>", "groups", "value at the end of the step", "Groups in each state of the buffer's ledger."),

@@ -4,6 +4,8 @@ Consumes waiting prompts, produces admitted groups. It waits for the engines' an
 `rollout_batch_size` groups are generated, when --max-sampling-rounds is used up, or with the first error.
 
     reserve ──► run every group at once (InFlight) ──► enough: surplus still running goes back to the buffer ──► take
+       ▲                     │
+       └───── dropped ───────┘  replaced while the others run: the groups that train are the same, whatever ends first
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ async def group_loop(config: Config, step: int, buffer: DataBuffer) -> RolloutOu
     flight = InFlight(runner, buffer, current_runtime().lengths)
     ages, max_age = AgeLimit(config.asynchrony.over_age, buffer, runner), config.max_age
     oldest = 0 if max_age is None else step - max_age  # version that may train
-    rounds = 0
+    at_once = max(needed, config.buffer.over_sampling_batch_size or 0)
+    most, num_begun = config.buffer.max_sampling_rounds * at_once, 0
 
     def have_enough() -> bool:
         ages.let_go(oldest)
@@ -56,13 +59,14 @@ async def group_loop(config: Config, step: int, buffer: DataBuffer) -> RolloutOu
 
     try:
         while not have_enough():
-            rounds += 1
-            if rounds > config.buffer.max_sampling_rounds:
-                raise ValueError(too_many_dropped(config, step, buffer, f"{rounds - 1} rounds"))
-            asked = max(needed - len(buffer), config.buffer.over_sampling_batch_size or 0)
-            flight.start(ages.reserve(asked, oldest), step)
-            while flight and not have_enough():
-                await flight.settle()
+            in_play = len(buffer) + len(flight)
+            if in_play < needed:  # dropped groups are replaced at once, while the others still run
+                if num_begun >= most:
+                    raise ValueError(too_many_dropped(config, step, buffer, f"{num_begun} that were begun"))
+                groups = ages.reserve(min(at_once - in_play, most - num_begun), oldest)
+                num_begun += len(groups)
+                flight.start(groups, step)
+            await flight.settle()
         await flight.hand_back()
     finally:
         await flight.close()
@@ -72,7 +76,7 @@ async def group_loop(config: Config, step: int, buffer: DataBuffer) -> RolloutOu
     metrics = {
         "rollout/seconds": time.monotonic() - started,
         "rollout/reward_seconds": runner.reward_seconds,
-        "rollout/sampling_rounds": float(rounds),
+        "rollout/sampling_rounds": num_begun / at_once,
         **ages.metrics(),
         **flight.metrics(),
     }

@@ -94,9 +94,9 @@ def test_lengths_that_order_prompts_are_part_of_the_checkpoint(tmp_path: Path, m
     """Where they are used; a run that goes back to a checkpoint forgets what it has learnt since."""
     order = ("--rollout-order", "longest_first")
     manager = make_manager(tmp_path, monkeypatch, *order)
-    groups = [fill(group, 10 * number + 1) for number, group in enumerate(manager.buffer.reserve(3))]
-    for group in groups:
-        manager.lengths.record(group)
+    groups = manager.buffer.reserve(3)
+    for number, group in enumerate(groups):
+        manager.lengths.record(group.source_index, 10 * number + 1)
     path = tmp_path / "step" / "buffer.json"
     path.parent.mkdir()
     asyncio.run(manager.save(str(path)))
@@ -106,7 +106,7 @@ def test_lengths_that_order_prompts_are_part_of_the_checkpoint(tmp_path: Path, m
     asyncio.run(resumed.restore(str(path), 0))
     again = resumed.buffer.reserve(4)
     assert [g.group_index for g in resumed.lengths.longest_first(again)] == [2, 1, 3, 0]  # 3 is new: the mean
-    resumed.lengths.record(fill(again[0], 500))
+    resumed.lengths.record(again[0].source_index, 500)
     asyncio.run(resumed.restore(str(path), 0))
     assert resumed.lengths.state_dict() == manager.lengths.state_dict()
     asyncio.run(resumed.restore(None, 0))
@@ -128,7 +128,9 @@ def test_a_run_that_only_evaluates_reads_no_training_prompts(tmp_path: Path, mon
             manager = RolloutManager(config)
             await manager.prepare()
             await manager.connect(url)
-            await manager.weights_are(0)
+            for checkpoint in (None, str(tmp_path / "buffer.json")):  # of --load: the weights in it are what counts
+                await manager.restore(checkpoint, 5)
+            await manager.weights_are(5)
             assert manager.opened is None and manager.running is None
             try:
                 return await manager.evaluate()

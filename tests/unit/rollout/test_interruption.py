@@ -97,6 +97,25 @@ def test_a_surplus_group_is_not_cut_to_the_samples_that_were_finished(tmp_path: 
     assert steps.outputs[0].metrics["rollout/wasted_tokens"] == 0
 
 
+def drop_prompt_1(config: Config, group: list[Sample]) -> str | None:
+    return "mine" if group[0].group_index == 1 else None
+
+
+def test_a_dropped_group_is_replaced_while_the_others_run(tmp_path: Path) -> None:
+    steps = Steps(tmp_path, "--dynamic-filter-path", "test_interruption:drop_prompt_1").run(1)
+    (output,) = steps.outputs
+    assert [group.group_index for group in output.groups] == [0, 2]
+    assert steps.seconds[0] == pytest.approx(312, abs=1) and output.metrics["rollout/sampling_rounds"] == 1.5
+
+
+@pytest.mark.parametrize("size", [None, "3"])
+def test_no_more_groups_are_begun_for_a_step_than_max_sampling_rounds_allows(tmp_path: Path, size: str | None) -> None:
+    flags = ("--dynamic-filter-path", "test_continuous:drop_all", "--max-sampling-rounds", "4")
+    most = 4 * int(size or 2)
+    with pytest.raises(ValueError, match=rf"only 0 of 2 groups after {most} that were begun \(--max-sampling-rounds\)"):
+        Steps(tmp_path, *flags, *([] if size is None else ["--over-sampling-batch-size", size])).run(1)
+
+
 async def second_of_group_0_fails(config: Config, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
     assert sample.status is not Status.FAILED
     fails = sample.index == 1
