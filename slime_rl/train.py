@@ -22,7 +22,7 @@ from slime_rl.cluster.cluster import Cluster
 from slime_rl.cluster.errors import TrainWorkerLost, explain, write_error_log
 from slime_rl.cluster.ray_session import ray_session, with_device
 from slime_rl.cluster.run_folder import run_folder
-from slime_rl.cluster.signals import Terminated, exit_with, leave_on_signals
+from slime_rl.cluster.signals import Terminated, exit_with, leave_on_signals, signal_behind
 from slime_rl.config import Config, parse_config
 from slime_rl.config.notes import config_notes
 from slime_rl.observability.console import Console
@@ -303,11 +303,11 @@ def main(argv: list[str] | None = None) -> int:
         with run_folder(checked) as folder:
             config = checked
             run(config, folder)
-    except (KeyboardInterrupt, Terminated) as signalled:
-        by_user = isinstance(signalled, KeyboardInterrupt)
-        say(f"slime_rl: {'interrupted' if by_user else 'ended by SIGTERM'}; nothing is left running", sys.stderr)
-        return 128 + (signal.SIGINT if by_user else signal.SIGTERM)
-    except Exception as error:
+    except (Exception, KeyboardInterrupt, Terminated) as error:
+        if (number := signal_behind(error)) is not None:
+            how = "interrupted" if number == signal.SIGINT else "ended by SIGTERM"
+            say(f"slime_rl: {how}; nothing is left running", sys.stderr)
+            return 128 + number
         message, is_users = explain(error)
         say(f"slime_rl: {message}", sys.stderr)
         if config is not None or not is_users:

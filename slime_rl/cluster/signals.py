@@ -38,6 +38,18 @@ def leave_on_signals() -> None:
             signal.signal(number, leave)
 
 
+def signal_behind(error: BaseException) -> signal.Signals | None:
+    """The signal that `error` came of; None where it is an error of its own.
+
+    Where a signal comes within a call of Ray's, Cython makes a SystemError of what the handler raises.
+    """
+    while isinstance(error, SystemError) and error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, KeyboardInterrupt):
+        return signal.SIGINT
+    return signal.SIGTERM if isinstance(error, Terminated) else None
+
+
 def exit_with(code: int) -> NoReturn:
     """Leave Python with this exit code, which no further signal changes: Python drops handlers at its end."""
     for number in SIGNALS:

@@ -7,6 +7,8 @@ import time
 
 import pytest
 
+from slime_rl.cluster.signals import Terminated, signal_behind
+
 PROGRAM = """
 import signal, sys, time
 from slime_rl.cluster import signals
@@ -56,6 +58,20 @@ def test_a_stopping_that_hangs_can_be_ended() -> None:
     process.send_signal(signal.SIGINT)
     process.wait(timeout=120)
     assert process.returncode == 128 + signal.SIGINT
+
+
+def test_a_signal_within_a_call_of_rays_is_a_signal() -> None:
+    """ray.wait was ended by SIGTERM with `SystemError: … returned a result with an exception set`, and exit code 1."""
+
+    def broken_off(cause: BaseException | None) -> SystemError:
+        error = SystemError("<cyfunction CoreWorker.wait> returned a result with an exception set")
+        error.__cause__ = cause
+        return error
+
+    assert signal_behind(broken_off(Terminated())) is signal_behind(Terminated()) is signal.SIGTERM
+    assert signal_behind(broken_off(KeyboardInterrupt())) is signal_behind(KeyboardInterrupt()) is signal.SIGINT
+    assert signal_behind(broken_off(None)) is signal_behind(broken_off(ValueError())) is None
+    assert signal_behind(ValueError()) is None
 
 
 def test_an_ignored_signal_stays_ignored() -> None:
