@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from slime_rl.trainer.member import GroupMember
     from slime_rl.trainer.token_log import TokenLog
     from slime_rl.weight_sync.memory import Action
+    from slime_rl.weight_sync.quantize import EngineForm
     from slime_rl.weight_sync.report import SyncReport
     from slime_rl.weight_sync.sender import WeightSender
 
@@ -84,6 +85,7 @@ class TrainActor(MegatronActor):
     def __init__(self, config: Config, rank: int, world_size: int, gpu: int | None) -> None:
         super().__init__(config, rank, world_size, gpu)
         self.sender: WeightSender | None = None  # in rank 0, once weights were sent
+        self.engine_form: EngineForm | None = None  # the same
 
     def make_worker(self, port: int) -> GroupMember:
         from slime_rl.trainer.worker import TrainWorker
@@ -93,7 +95,7 @@ class TrainActor(MegatronActor):
     def sync_weights(self, version: int, urls: list[str]) -> SyncReport | None:
         """Send the current weights to these engines as `version`. All workers take part; rank 0 sends and reports."""
         from slime_rl.weight_sync.bucket import split_buckets, tied_names
-        from slime_rl.weight_sync.quantize import as_in_folder
+        from slime_rl.weight_sync.quantize import EngineForm
         from slime_rl.weight_sync.sender import make_sender
 
         stream = self.worker.export_weights()
@@ -102,11 +104,12 @@ class TrainActor(MegatronActor):
                 pass
             return None
         if self.sender is None:
+            self.engine_form = EngineForm(self.config.model.hf_checkpoint)
             self.sender = make_sender(self.config, urls, host=self.address)
         self.sender.connect(urls)
         limit = self.config.weight_sync.bucket_bytes(self.config.cluster.device)
-        served = self.config.model.hf_checkpoint
-        buckets = split_buckets(as_in_folder(stream, served), limit, skip=tied_names(served))
+        assert self.engine_form is not None
+        buckets = split_buckets(self.engine_form.of(stream), limit, skip=tied_names(self.config.model.hf_checkpoint))
         try:
             with self.worker.state.trace.span("steps", f"send weights {version}"):
                 return self.sender.send(buckets, version)

@@ -136,6 +136,8 @@ def _check_stored(headers: dict[str, Any], found: dict[str, tuple[int, int]], bl
             raise ValueError(f"{path.parent}: {name} is {header['dtype']}; F8_E4M3 and {name}{SCALE} go together")
     for name, shape in found.items():
         scale = headers[name + SCALE]["shape"]
+        if len(shape) != 2:
+            raise ValueError(f"{path.parent}: {name} must have two dimensions to be fp8 in blocks, got {list(shape)}")
         wanted = [-(-n // size) for n, size in zip(shape, (blocks.rows, blocks.columns), strict=True)]
         if scale != wanted:
             raise ValueError(

@@ -13,10 +13,17 @@ from slime_rl.config.quantization import SCALE, Fp8Blocks, quantized_weights, re
 from slime_rl.data.fp8 import quantize_blocks
 
 
-def as_in_folder(named: Iterable[tuple[str, Tensor]], hf_path: str) -> Iterable[tuple[str, Tensor]]:
-    """`named` in the form that engines with the weights of this folder hold them in."""
-    blocks = read_quantization(hf_path)
-    return named if blocks is None else quantized(named, blocks, quantized_weights(hf_path).keys())
+class EngineForm:
+    """The form in which engines with the weights of a folder hold them. The folder is read once."""
+
+    def __init__(self, hf_path: str) -> None:
+        """Raises ValueError when config.json and the files say different things, or a form that is not known."""
+        self.blocks = read_quantization(hf_path)
+        self.names = frozenset(quantized_weights(hf_path))
+
+    def of(self, named: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
+        """The same weights in that form; plain ones are given back as they are."""
+        return named if self.blocks is None else quantized(named, self.blocks, self.names)
 
 
 def quantized(

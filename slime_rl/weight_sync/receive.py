@@ -64,8 +64,12 @@ class Receiver:
         self._released: list[tuple[torch.UntypedStorage, int]] = []  # with their sizes in bytes
 
     def release(self, model: Any) -> None:
-        """Free the memory of every parameter; nothing may run on the model before `resume` and a whole update."""
-        storages = {p.untyped_storage().data_ptr(): p.untyped_storage() for p in model.parameters()}
+        """Free the memory of every weight; nothing may run on the model before `resume` and a whole update.
+
+        What SGLang marks as no weight, such as the scales of a quantised cache, is in no update and stays.
+        """
+        weights = [p for p in model.parameters() if not getattr(p, "_skip_weight_check", False)]
+        storages = {p.untyped_storage().data_ptr(): p.untyped_storage() for p in weights}
         for storage in storages.values():
             if storage.nbytes():
                 self._released.append((storage, storage.nbytes()))

@@ -28,7 +28,7 @@ from slime_rl.engine.control import EngineControl
 from slime_rl.engine.server import EngineServer
 from slime_rl.rollout.client import EngineClient, Generation
 from slime_rl.weight_sync.bucket import split_buckets
-from slime_rl.weight_sync.quantize import as_in_folder
+from slime_rl.weight_sync.quantize import EngineForm
 from slime_rl.weight_sync.sender import make_sender
 
 TOLERANCE = 1e-4
@@ -126,7 +126,7 @@ def test_quantised_weights_are_served_after_every_transport(
         try:
             for name, max_bytes in (("B", 1 << 30), ("A", 100_000)):
                 version += 1
-                named = as_in_folder(weights[name].items(), str(folder))
+                named = EngineForm(str(folder)).of(weights[name].items())
                 report = sender.send(split_buckets(named, max_bytes), version)
                 assert report.updated == [server.url], report
                 for prompt, answer in generate(server.url):
@@ -143,13 +143,14 @@ def test_quantised_weights_are_served_after_every_transport(
 def test_a_run_trains_plain_experts_and_its_engine_serves_them_as_fp8(quickstart_data: Path, tmp_path: Path) -> None:
     model = tmp_path / "model"
     vocab_size = json.loads((quickstart_data / "model" / "config.json").read_text())["vocab_size"]
-    make_checkpoint(model, "qwen3_moe", num_hidden_layers=2, vocab_size=vocab_size)
+    make_checkpoint(model, "qwen3_moe", num_hidden_layers=2, vocab_size=vocab_size, initializer_range=0.2)
     for file in (quickstart_data / "model").iterdir():
         if "token" in file.name or file.suffix == ".jinja":
             shutil.copy(file, model)
     quantize_checkpoint(model, 8, 8)
     run_dir, dumps = tmp_path / "run", tmp_path / "dumps"
     flags = [*base_flags(quickstart_data, run_dir), "--hf-checkpoint", str(model), "--num-steps", "3"]
+    flags += ["--reward-function-path", "run_plugins:every_second"]  # an untrained model gets one, so weights change
     exports = ("--save-hf", str(tmp_path / "hf_{step}"), "--save-interval", "1", "--dump-rollouts", str(dumps))
     result = run_train([*flags, *exports])
     assert result.returncode == 0, result.stdout + result.stderr

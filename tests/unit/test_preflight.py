@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from factories import make_config
+from factories import make_config, write_model_folder
 
 from slime_rl import preflight as preflight_module
 from slime_rl.config import Config
@@ -33,6 +33,14 @@ def test_every_failure_is_shown_not_only_the_first(tmp_path: Path) -> None:
     assert "must divide the model's 4 attention heads, got 3" in found["parallel sizes"].text
     assert found["plugins"].verdict is Verdict.FAILED
     assert "more than the 256 positions" in found["context length"].text
+
+
+def test_weights_in_a_form_that_is_not_known_are_refused(tmp_path: Path) -> None:
+    model = write_model_folder(tmp_path / "awq", quantization_config={"quant_method": "awq", "bits": 4})
+    found = findings(tmp_path, "--hf-checkpoint", str(model))["quantisation"]
+    assert found.verdict is Verdict.FAILED
+    assert "awq/config.json: quantization_config.quant_method must be fp8" in found.text and "got 'awq'" in found.text
+    assert findings(tmp_path)["quantisation"] == Finding("quantisation", Verdict.OK, "")
 
 
 def test_prompts_are_rendered_and_those_that_will_be_left_out_are_no_failure(

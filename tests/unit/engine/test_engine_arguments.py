@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 from factories import make_config, write_prompts
+from tiny_checkpoint import quantize_checkpoint, write_tiny_checkpoint
 
 from slime_rl.engine.arguments import (
     check_context_length,
+    check_quantization,
     check_router_args,
     check_sglang_args,
     sglang_arguments,
@@ -56,6 +58,19 @@ def test_in_place_updates_run_without_prefix_cache(tmp_path: Path) -> None:
     in_place = engine_arguments(tmp_path, "--weight-update-mode", "in_place", device="cuda")
     assert {"--disable-radix-cache", "--disable-overlap-schedule"} <= set(in_place)
     assert "--disable-radix-cache" not in engine_arguments(tmp_path, device="cuda")
+
+
+def test_fp8_engines_compute_in_bfloat16_on_a_gpu(tmp_path: Path) -> None:
+    model = quantize_checkpoint(write_tiny_checkpoint(tmp_path / "fp8"), 16, 16)
+    path = ("--hf-checkpoint", str(model))
+    assert "--dtype=bfloat16" in engine_arguments(tmp_path, *path, device="cuda")
+    assert "--dtype=float16" in engine_arguments(tmp_path, *path, "--engine-dtype", "float16", device="cuda")
+    assert "--dtype=float32" in engine_arguments(tmp_path, *path)
+    assert check_quantization(make_config(tmp_path, *path), "cuda") == "fp8 in blocks of 16x16: 14 weights"
+    with pytest.raises(
+        ValueError, match=r"--engine-dtype must be bfloat16 or float16 where .*fp8/config\.json has a quant"
+    ):
+        check_quantization(make_config(tmp_path, *path, "--engine-dtype", "float32"), "cuda")
 
 
 def test_users_own_arguments_come_last(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from slime_rl.data.fp8 import quantize_blocks
 from slime_rl.trainer.hf_folder import HFFolder
 from slime_rl.weight_sync.bucket import split_buckets
 from slime_rl.weight_sync.files import DiskTransport
-from slime_rl.weight_sync.quantize import as_in_folder, quantized
+from slime_rl.weight_sync.quantize import EngineForm, quantized
 from slime_rl.weight_sync.tensor import TensorTransport
 
 BLOCKS = Fp8Blocks(rows=16, columns=16)
@@ -95,7 +95,7 @@ def test_a_folder_sent_back_arrives_as_it_is_stored(tmp_path: Path) -> None:
     form = {"modules_to_not_convert": ["model.layers.0.mlp", "lm_head"]}
     model = quantize_checkpoint(write_tiny_checkpoint(tmp_path / "model"), 48, 32, **form)
     folder, stored = HFFolder(model), load_file(model / "model.safetensors")
-    sent = dict(as_in_folder(((name, folder.tensor(name)) for name in folder.names), str(model)))
+    sent = dict(EngineForm(str(model)).of((name, folder.tensor(name)) for name in folder.names))
     assert sent.keys() == stored.keys()
     assert sum(tensor.dtype == torch.float8_e4m3fn for tensor in sent.values()) == 2 * 4 + 3
     for name, tensor in sent.items():
@@ -108,4 +108,4 @@ def test_a_folder_sent_back_arrives_as_it_is_stored(tmp_path: Path) -> None:
 
 def test_a_plain_folder_changes_nothing(tmp_path: Path) -> None:
     model, named = write_tiny_checkpoint(tmp_path / "model"), iter([])
-    assert as_in_folder(named, str(model)) is named
+    assert EngineForm(str(model)).of(named) is named
