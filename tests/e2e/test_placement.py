@@ -20,10 +20,18 @@ NODES, GPUS = 2, 4
 def cluster() -> Iterator[None]:
     """Two nodes with four GPUs each."""
     head = {"num_cpus": 8, "num_gpus": GPUS, "object_store_memory": 80 * 2**20, "include_dashboard": False}
-    fake = Cluster(initialize_head=True, head_node_args=head)
+    for tries in range(3):  # Ray gives up by itself when a node is not up within 30 s, which happens on a busy machine
+        fake = Cluster()
+        try:
+            fake.add_node(**head)
+            for _ in range(NODES - 1):
+                fake.add_node(num_cpus=8, num_gpus=GPUS, object_store_memory=80 * 2**20)
+            break
+        except Exception:
+            fake.shutdown()
+            if tries == 2:
+                raise
     try:
-        for _ in range(NODES - 1):
-            fake.add_node(num_cpus=8, num_gpus=GPUS, object_store_memory=80 * 2**20)
         ray.init(address=fake.address, log_to_driver=False)
         yield
     finally:
@@ -37,7 +45,7 @@ def place(cluster: None, tmp_path: Path) -> Iterator[Any]:
     made: list[Placement] = []
 
     def make(*flags: str) -> Placement:
-        batch = ("--rollout-batch-size", "8", "--n-samples-per-prompt", "8", "--start-timeout-s", "120")
+        batch = ("--rollout-batch-size", "8", "--n-samples-per-prompt", "8", "--start-timeout-s", "300")
         made.append(Placement(make_config(tmp_path, "--device", "cuda", *batch, *flags)))
         return made[-1]
 
