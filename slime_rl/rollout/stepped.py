@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from slime_rl.config import Config
 from slime_rl.protocols import DataBuffer, RolloutFunction
-from slime_rl.types import RolloutOutput
+from slime_rl.registry import own_code
+from slime_rl.types import Group, RolloutOutput
 
 
 class SteppedProduction:
@@ -42,4 +44,31 @@ class SteppedProduction:
     async def _produce(self, step: int, previous: asyncio.Task[RolloutOutput] | None) -> RolloutOutput:
         if previous is not None:
             await previous
-        return await self.function(self.config, step, self.buffer)
+        if ":" not in self.config.rollout.rollout_function_path:  # ours names what fails in it
+            return await self.function(self.config, step, self.buffer)
+        return await self._produce_by_own(step)
+
+    async def _produce_by_own(self, step: int) -> RolloutOutput:
+        """What the function of --rollout-function-path returns, checked; what it raises comes with flag and line."""
+        flag, where = f"--rollout-function-path {self.config.rollout.rollout_function_path}", f", for step {step}"
+        this = asyncio.current_task()
+        try:
+            with own_code(flag, where):
+                output = await self.function(self.config, step, self.buffer)
+        except asyncio.CancelledError:
+            if this is not None and this.cancelling():
+                raise
+            raise ValueError(f"{flag} raised CancelledError{where}") from None
+        _check_output(f"{flag} must return", where, output)
+        return output
+
+
+def _check_output(rule: str, where: str, output: Any) -> None:
+    if not isinstance(output, RolloutOutput):
+        raise ValueError(f"{rule} a RolloutOutput, got {type(output).__name__}{where}")
+    groups, metrics = output.groups, output.metrics
+    if not isinstance(groups, list) or not groups or not all(isinstance(group, Group) for group in groups):
+        raise ValueError(f"{rule} the groups that it took as a list of Group, got {groups!r:.60}{where}")
+    is_named = isinstance(metrics, dict) and all(isinstance(name, str) for name in metrics)
+    if not is_named or not all(isinstance(value, int | float) for value in metrics.values()):
+        raise ValueError(f"{rule} metrics as numbers by name, got {metrics!r:.60}{where}")

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from e2e_runs import base_flags, run_train, train_metrics
+from e2e_runs import base_flags, read_metrics, run_train, train_metrics
 
 from benchmarks.hf_parity import same_weights
 from slime_rl.cluster.checkpoint import find_checkpoint, verify
@@ -50,6 +50,17 @@ def test_finetune_begins_anew_with_the_weights(first_run: Path, quickstart_data:
     losses = [line["train/loss"] for line in train_metrics(first_run)]
     assert step["step"] == 0
     assert step["train/loss"] < losses[1]  # the first prompts again, by a model that has had four updates
+
+
+def test_a_checkpoint_is_evaluated_without_training(first_run: Path, quickstart_data: Path, tmp_path: Path) -> None:
+    held = ["--eval-prompt-data", "held", f"{quickstart_data / 'heldout.jsonl'}@[0:20]"]
+    load = ["--load", str(first_run / "checkpoints"), "--num-steps", "0", "--fully-async"]
+    result = run_train([*base_flags(quickstart_data, tmp_path / "run"), *held, *load])
+    assert result.returncode == 0, result.stdout + result.stderr
+    (line,) = read_metrics(tmp_path / "run")
+    assert line["step"] == 4 and line["eval/held/num_prompts"] == 20
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["finished_steps"] == 4
+    assert not (tmp_path / "run" / "hf").exists()
 
 
 def test_checkpoint_of_another_model_is_refused_with_both_named(first_run: Path, quickstart_data: Path) -> None:
