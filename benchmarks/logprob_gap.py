@@ -1,12 +1,13 @@
 """How far engine and trainer agree: log-probs of the same sampled tokens, computed by SGLang and by Megatron-core.
 
-    python benchmarks/logprob_gap.py [MODEL_DIR ...] [--families] [--num-prompts 16] [--new-tokens 64] [--dtype float32]
+    python benchmarks/logprob_gap.py [MODEL_DIR ...] [--families [NAME ...]] [--num-prompts 16] [--new-tokens 64]
+        [--dtype float32]
 
 Starts one engine and one trainer with the weights in MODEL_DIR, samples at temperature 1 from random prompts, and
 prints the differences in nats. With --families it does so for a random model of every family
-(benchmarks/tiny_models.py), after its way through torch_dist and back: what is exported is what the engine serves.
-A family that SGLang does not serve on this device is named with the engine's reason.
-Last line: `models=… not_served=… mean_abs=… max_abs=…`, the means and maxima of the worst model.
+(benchmarks/tiny_models.py), or of those with a NAME in their name, after its way through torch_dist and back: what is
+exported is what the engine serves. A family that SGLang does not serve on this device is named with the engine's
+reason. Last line: `models=… not_served=… mean_abs=… max_abs=…`, the means and maxima of the worst model.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import json
 import random
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -74,12 +76,24 @@ async def sample(url: str, prompts: list[list[int]], new_tokens: int) -> list[Gr
         return list(await asyncio.gather(*(one(client, i, prompt) for i, prompt in enumerate(prompts))))
 
 
+async def while_alive(server: EngineServer, answers: Coroutine[Any, Any, list[Group]]) -> list[Group]:
+    """The answers; RuntimeError as soon as the engine has ended, which then is what it cannot compute."""
+    task = asyncio.ensure_future(answers)
+    try:
+        while not (await asyncio.wait([task], timeout=0.5))[0]:
+            if (end := server.end_message()) is not None:
+                raise RuntimeError(end)
+        return task.result()
+    finally:
+        task.cancel()
+
+
 def rollouts(config: Config, args: argparse.Namespace) -> RolloutBatch:
     server = EngineServer(config, 0, config.run_dir)
     try:
         server.start()
         prompts = random_prompts(config.model.hf_checkpoint, args.num_prompts, args.seed)
-        groups = asyncio.run(sample(server.url, prompts, args.new_tokens))
+        groups = asyncio.run(while_alive(server, sample(server.url, prompts, args.new_tokens)))
     finally:
         server.stop()
     return rollout_batch_from_groups(groups, step=0, weight_version=0)
@@ -103,7 +117,7 @@ def measure(model_dir: Path, args: argparse.Namespace) -> Tensor:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model_dirs", nargs="*", type=Path, metavar="MODEL_DIR")
-    parser.add_argument("--families", action="store_true")
+    parser.add_argument("--families", nargs="*", metavar="NAME")
     parser.add_argument("--num-prompts", type=int, default=16)
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
@@ -111,7 +125,7 @@ def main() -> int:
     args = parser.parse_args()
     gaps, not_served = [], 0
     with tempfile.TemporaryDirectory() as name:
-        for model_dir in [*args.model_dirs, *(exported_families(Path(name)) if args.families else ())]:
+        for model_dir in [*args.model_dirs, *exported_families(Path(name), args.families)]:
             try:
                 gaps.append(measure(model_dir, args))
             except RuntimeError as error:
@@ -131,9 +145,9 @@ def main() -> int:
     return 0
 
 
-def exported_families(folder: Path) -> Iterator[Path]:
+def exported_families(folder: Path, wanted: Sequence[str] | None) -> Iterator[Path]:
     """A folder for each family, as the conversion to torch_dist and back writes it."""
-    for name in CATALOGUE:
+    for name in (n for n in CATALOGUE if wanted is not None and (not wanted or any(w in n for w in wanted))):
         original, exported = folder / "original" / name, folder / name
         make_named(original, name)
         hf_to_torch_dist(conversion_config(original, "families", False), folder / "dist" / name, 1)

@@ -53,6 +53,7 @@ MLA: dict[str, Any] = SIGMOID_MOE | {
     "v_head_dim": 12,
     "scoring_func": "sigmoid",
     "topk_method": "noaux_tc",
+    "moe_layer_freq": 1,  # SGLang wants it, and real checkpoints have it
 }
 YARN: dict[str, Any] = {
     "rope_type": "yarn",
@@ -90,8 +91,8 @@ CATALOGUE: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3-MoE (some layers dense)": ("qwen3_moe", {"mlp_only_layers": [1], "norm_topk_prob": False}),
     "GLM-4": ("glm4", {}),
     "GLM-4.5": ("glm4_moe", {}),
-    "DeepSeek-V3": ("deepseek_v3", {}),
-    "DeepSeek-V3 with MTP layer": ("deepseek_v3", {"num_nextn_predict_layers": 1}),
+    "DeepSeek-V3 (yarn, groups of experts)": ("deepseek_v3", {"rope_parameters": YARN}),
+    "DeepSeek-V3 with MTP layer": ("deepseek_v3", {"num_nextn_predict_layers": 1, "rope_parameters": YARN}),
     "Kimi-K2 (yarn)": ("deepseek_v3", {"rope_parameters": YARN, "n_group": 1}),
     "Moonlight (no query compression)": ("deepseek_v3", {"q_lora_rank": None, "n_group": 1}),
     "Gemma": ("gemma", {}),
@@ -119,7 +120,7 @@ def _makers(overrides: dict[str, Any]) -> dict[str, Callable[[], Any]]:
         "llama": config(hf.LlamaConfig, head_dim=12),
         "smollm3": config(hf.SmolLM3Config, tie_word_embeddings=True),
         "mistral": config(hf.MistralConfig, head_dim=16),
-        "mixtral": config(hf.MixtralConfig, mixtral, head_dim=16),
+        "mixtral": config(hf.MixtralConfig, mixtral),
         "qwen2": config(hf.Qwen2Config),
         "qwen2_moe": config(hf.Qwen2MoeConfig, MOE, shared_expert_intermediate_size=56),
         "qwen3": config(hf.Qwen3Config, head_dim=16, tie_word_embeddings=False),

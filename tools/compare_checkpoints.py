@@ -2,9 +2,9 @@
 
     python tools/compare_checkpoints.py A B [--tolerance X]
 
-Exit code 0: the same (within --tolerance); 1: they differ; 2: one cannot be read. Two torch_dist checkpoints are
-compared under Megatron's names, optimizer included; otherwise a torch_dist checkpoint is read under the Hugging Face
-names of its model (--origin-hf-dir where it does not say which).
+Exit code 0: the same (within --tolerance); 1: they differ; 2: one cannot be read, or its checksums say that it is
+damaged. Two torch_dist checkpoints are compared under Megatron's names, optimizer included; otherwise a torch_dist
+checkpoint is read under the Hugging Face names of its model (--origin-hf-dir where it does not say which).
 """
 
 from __future__ import annotations
@@ -44,13 +44,15 @@ class RawTorchDist:
 class TorchDistAsHF:
     """A torch_dist checkpoint under Hugging Face names; a parameter's tensors are read together."""
 
-    def __init__(self, folder: Path, origin: Path, model_conversion_path: str) -> None:
+    def __init__(self, folder: Path, origin: Path, plugins: tuple[str, str | None]) -> None:
+        """`plugins`: --model-conversion-path and --model-provider-path."""
         from slime_rl.trainer.convert import conversion_config, list_parameters, open_conversion
         from slime_rl.trainer.torch_dist import TorchDistReader
 
         self.reader = TorchDistReader(folder)
-        with open_conversion(conversion_config(origin, model_conversion_path, False)) as conversion:
-            parameters = list_parameters(conversion)
+        config = conversion_config(origin, plugins[0], False, plugins[1])
+        with open_conversion(config) as conversion:
+            parameters = list_parameters(config, conversion)
             kept = dict(conversion.kept_weights(str(origin))) if any(origin.glob("*.safetensors")) else {}
         self.owners = {name: parameter for parameter in parameters for name in parameter.names}
         self.kept: dict[str, Any] = kept  # layers that are not trained
@@ -88,8 +90,9 @@ def compare(a: Side, b: Side, tolerance: float = 0.0) -> Report:
     """Every tensor of both, by name; values are compared in float64, NaN equal to NaN."""
     import torch
 
-    report = Report(missing=sorted(set(a.names) - set(b.names)), extra=sorted(set(b.names) - set(a.names)))
-    for name in (name for name in a.names if name not in report.missing):
+    report = Report(missing=_only_in(a, b), extra=_only_in(b, a))
+    common = set(b.names)
+    for name in (name for name in a.names if name in common):
         x, y = a.tensor(name), b.tensor(name)
         report.compared += 1
         if x.shape != y.shape:
@@ -97,8 +100,9 @@ def compare(a: Side, b: Side, tolerance: float = 0.0) -> Report:
             continue
         if x.dtype == y.dtype and torch.equal(x, y):
             continue
-        gap = (x.double() - y.double()).abs()
-        gap = gap.masked_fill(x.isnan() & y.isnan(), 0.0) if x.is_floating_point() else gap
+        x_wide, y_wide = x.double(), y.double()
+        is_equal = (x_wide == y_wide) | (x_wide.isnan() & y_wide.isnan())  # infinities too
+        gap = (x_wide - y_wide).abs().masked_fill(is_equal, 0.0)
         largest = float("inf") if bool(gap.isnan().any()) else float(gap.max()) if gap.numel() else 0.0
         report.max_abs_diff = max(report.max_abs_diff, largest)
         if largest > tolerance or (tolerance == 0.0 and x.dtype != y.dtype):
@@ -106,22 +110,33 @@ def compare(a: Side, b: Side, tolerance: float = 0.0) -> Report:
     return report
 
 
-def open_sides(a: Path, b: Path, origin: Path | None, model_conversion_path: str) -> tuple[Side, Side]:
+def _only_in(one: Side, other: Side) -> list[str]:
+    """The names that only `one` has. An output layer that is stored beside the equal embedding is not one."""
+    import torch
+
+    names = sorted(set(one.names) - set(other.names))
+    head, embedding = "lm_head.weight", "model.embed_tokens.weight"
+    if head in names and embedding in one.names and torch.equal(one.tensor(head), one.tensor(embedding)):
+        names.remove(head)
+    return names
+
+
+def open_sides(a: Path, b: Path, origin: Path | None, plugins: tuple[str, str | None]) -> tuple[Side, Side]:
     """Both checkpoints, under names that can be compared."""
     from slime_rl.trainer.hf_folder import HFFolder
 
     is_hf = [(path / "config.json").is_file() for path in (a, b)]
     sides: list[Side] = []
-    for path, own in zip((a, b), is_hf, strict=True):
+    for side, path, own in zip("AB", (a, b), is_hf, strict=True):
         if own:
             sides.append(HFFolder(path))
             continue
-        model_dir, carried = find_model_folder(path)
+        model_dir, carried = find_model_folder(path, side)
         if not any(is_hf):
             sides.append(RawTorchDist(model_dir))
             continue
         known = origin or carried or (a if is_hf[0] else b)
-        sides.append(TorchDistAsHF(model_dir, known, model_conversion_path))
+        sides.append(TorchDistAsHF(model_dir, known, plugins))
     return sides[0], sides[1]
 
 
@@ -132,10 +147,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--tolerance", type=float, default=0.0, help="largest difference that counts as the same")
     parser.add_argument("--origin-hf-dir", type=Path, metavar="DIR", help="model of the torch_dist checkpoints")
     parser.add_argument("--model-conversion-path", default="families", help="as in training")
+    parser.add_argument("--model-provider-path", help="as in training")
     args = parser.parse_args(argv)
     warnings.filterwarnings("ignore")
     try:
-        report = compare(*open_sides(args.a, args.b, args.origin_hf_dir, args.model_conversion_path), args.tolerance)
+        if not args.tolerance >= 0:
+            raise ValueError(f"--tolerance must be >= 0, got {args.tolerance}")
+        plugins = args.model_conversion_path, args.model_provider_path
+        report = compare(*open_sides(args.a, args.b, args.origin_hf_dir, plugins), args.tolerance)
     except (ValueError, OSError) as error:
         print(f"compare_checkpoints: {error}", file=sys.stderr)
         return 2

@@ -18,6 +18,7 @@ import importlib.util
 import os
 import shutil
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -41,6 +42,31 @@ LAYER_WEIGHTS: tuple[tuple[str, str, str | None], ...] = (
     ("ffn_up", "mlp.up_proj", None),
     ("ffn_down", "mlp.down_proj", None),
 )
+
+
+# Fields of the header that become config.json, and values of others that change nothing in a plain Llama.
+CARRIED = frozenset(
+    [
+        "block_count",
+        "context_length",
+        "embedding_length",
+        "feed_forward_length",
+        "vocab_size",
+        "rope.freq_base",
+        "rope.dimension_count",
+        "attention.head_count",
+        "attention.head_count_kv",
+        "attention.layer_norm_rms_epsilon",
+    ]
+)
+WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
+    "attention.causal": (True,),
+    "expert_count": (0,),
+    "expert_used_count": (0,),
+    "rope.scaling.type": ("none",),
+    "rope.scaling.factor": (0.0, 1.0),
+    "tensor_data_layout": ("Meta AI original pth",),
+}
 
 
 @dataclass(frozen=True)
@@ -82,7 +108,7 @@ def open_gguf(path: Path) -> Any:
     """A `gguf.GGUFReader` on a whole model of the Llama architecture.
 
     Raises:
-        ValueError: no GGUF file, another architecture, or one part of a split model.
+        ValueError: no GGUF file, another architecture, a field that is not known, or one part of a split model.
     """
     check_gguf(path)
     try:
@@ -99,7 +125,26 @@ def open_gguf(path: Path) -> Any:
     parts = metadata(reader, "split.count")
     if parts is not None and parts > 1:
         raise ValueError(f"{path}: one of {parts} parts; join them first with llama.cpp's llama-gguf-split --merge")
+    try:
+        check_header(reader)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
     return reader
+
+
+def check_header(reader: Any) -> None:
+    """Refuse what transformers leaves out when it makes config.json of the header.
+
+    Raises:
+        ValueError: a field that changes what the model computes and has no place in the folder.
+    """
+    width = metadata(reader, "llama.rope.dimension_count")
+    allowed = WITHOUT_EFFECT | {"attention.key_length": (width,), "attention.value_length": (width,)}
+    for name in (field for field in reader.fields if field.startswith("llama.")):
+        value, short = metadata(reader, name), name.removeprefix("llama.")
+        is_list = isinstance(value, list | tuple)
+        if is_list or (short not in CARRIED and value not in allowed.get(short, ())):
+            raise ValueError(f"the field {name} = {value!r} of its header cannot be converted; it changes the model")
 
 
 def metadata(reader: Any, key: str) -> Any:
@@ -222,10 +267,10 @@ def convert(path: Path, output: Path, dtype: Dtype = "float32") -> int:
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ValueError(f"{output} exists already; remove it, or choose another folder")
     check_gguf(path)
-    aside = output.with_name(f"{output.name}.partial")
-    shutil.rmtree(aside, ignore_errors=True)  # of a conversion that was killed
-    aside.mkdir(parents=True)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))  # another conversion has another one
     try:
+        aside.chmod(0o755)  # mkdtemp makes it private
         num_parameters = write_folder(path, aside, dtype)
         os.rename(aside, output)
     finally:
@@ -244,7 +289,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         source = find_gguf_in_package(args.package) if args.package else args.paths[0]
         num_parameters = convert(source, args.paths[-1], args.dtype)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"convert_gguf_to_hf: {error}", file=sys.stderr)
         return 2
     print(f"{args.paths[-1]}: {num_parameters:,} parameters in {args.dtype}, from {source.name}")

@@ -10,12 +10,15 @@ is complete: it got its name in one step, after everything in it was on disk.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import re
 import shutil
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -35,6 +38,7 @@ class CheckpointMeta:
     num_parameters_shape: str  # hidden size x layers x vocabulary, to tell models apart
     kind: Literal["run", "weights"] = "run"  # weights: made by a conversion, nothing else is in it
     hf_checkpoint: str | None = None  # Hugging Face folder of the run
+    model_config: dict[str, Any] | None = None  # its config.json
     format: int = FORMAT
 
 
@@ -84,22 +88,25 @@ class CheckpointStore:
         self._remove_old()
         return final
 
-    def latest(self) -> tuple[Path, CheckpointMeta]:
-        """The newest complete checkpoint. Its files are not read; `verify` does that.
+    def latest(self, flag: str = "--load") -> tuple[Path, CheckpointMeta]:
+        """The newest complete checkpoint. Its files are not read; `verify` does that. `flag` named the folder.
 
         Raises:
             ValueError: there is none, or it is incomplete or of another format.
         """
         pointer = self.root / "latest"
         if not pointer.is_file():
-            raise ValueError(f"--load {self.root}: no file 'latest' there, so it holds no complete checkpoint")
-        folder = self.root / pointer.read_text().strip()
+            raise ValueError(f"{flag} {self.root}: no file 'latest' there, so it holds no complete checkpoint")
+        name = pointer.read_text(errors="replace").strip()
+        if not re.fullmatch(r"step_\d+", name):
+            raise ValueError(f"{flag} {pointer}: must hold the name of a checkpoint (step_00000020), got {name!r}")
+        folder = self.root / name
         if not folder.is_dir():  # killed while one was replaced by another of the same step
             whole = self._whole()
             if not whole:
-                raise ValueError(f"--load {self.root}: 'latest' names {folder.name}, which is not there, nor another")
+                raise ValueError(f"{flag} {self.root}: 'latest' names {name}, which is not there, nor another")
             folder = whole[-1]
-        return folder, read_meta(folder)
+        return folder, read_meta(folder, flag)
 
     def _aside(self, step: int) -> Path:
         return self.root / f"step_{step:08d}.partial"
@@ -117,18 +124,37 @@ class CheckpointStore:
                 shutil.rmtree(aside, ignore_errors=True)
 
 
-def find_checkpoint(path: Path) -> tuple[Path, CheckpointMeta]:
-    """What --load names: one checkpoint, or the newest in a folder of them.
+@contextmanager
+def hold_folder(flag: str, folder: Path) -> Iterator[None]:
+    """Keep other processes that ask for it from writing checkpoints into a folder, which is made.
+
+    Raises:
+        ValueError: another has it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel drops it with the process, however it ends
+        except BlockingIOError:
+            raise ValueError(f"{flag} {folder}: another process is writing to it; choose another folder") from None
+        yield
+    finally:
+        os.close(handle)
+
+
+def find_checkpoint(path: Path, flag: str = "--load") -> tuple[Path, CheckpointMeta]:
+    """What `flag` names: one checkpoint, or the newest in a folder of them.
 
     Raises:
         ValueError: there is none.
     """
     if (path / "meta.json").is_file():
-        return path, read_meta(path)
-    return CheckpointStore(path, keep=1).latest()
+        return path, read_meta(path, flag)
+    return CheckpointStore(path, keep=1).latest(flag)
 
 
-def read_meta(folder: Path) -> CheckpointMeta:
+def read_meta(folder: Path, flag: str = "--load") -> CheckpointMeta:
     """meta.json of a checkpoint.
 
     Raises:
@@ -137,56 +163,67 @@ def read_meta(folder: Path) -> CheckpointMeta:
     try:
         content: dict[str, Any] = json.loads((folder / "meta.json").read_text())
         if content.get("format") != FORMAT:
-            raise ValueError(f"--load {folder}: checkpoint format {content.get('format')}, this version reads {FORMAT}")
+            raise ValueError(f"{flag} {folder}: checkpoint format {content.get('format')}, this version reads {FORMAT}")
         return CheckpointMeta(**content)
-    except (OSError, TypeError, AttributeError, json.JSONDecodeError) as error:
-        raise ValueError(f"--load {folder}: cannot read meta.json: {error}") from error
+    except (OSError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{flag} {folder}: cannot read meta.json: {error}") from error
 
 
-def verify(folder: Path) -> int:
+def verify(folder: Path, flag: str = "--load") -> int:
     """Read every file of a checkpoint and compare it with its checksum; returns the number of bytes.
 
     Raises:
         ValueError: a file is missing, has another size or other contents; names it.
     """
     try:
-        expected = json.loads((folder / CHECKSUMS).read_text())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"--load {folder}: cannot read {CHECKSUMS}: {error}") from error
+        content = json.loads((folder / CHECKSUMS).read_text())
+        expected = {str(name): (int(size), str(total)) for name, (size, total) in content.items()}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{flag} {folder}: cannot read {CHECKSUMS}: {error}") from error
     for name, (size, _) in expected.items():
         found = (folder / name).stat().st_size if (folder / name).is_file() else None
         if found != size:
             what = "is missing" if found is None else f"has {found} bytes"
             raise ValueError(
-                f"--load {folder}: {name} {what}, it had {size} when it was saved; choose another checkpoint"
+                f"{flag} {folder}: {name} {what}, it had {size} when it was saved; choose another checkpoint"
             )
     found_sums = _checksums(folder)
     for name, (_, total) in expected.items():
         if found_sums[name][1] != total:
-            raise ValueError(f"--load {folder}: {name} is damaged (checksum differs); choose another checkpoint")
+            raise ValueError(f"{flag} {folder}: {name} is damaged (checksum differs); choose another checkpoint")
     return sum(size for size, _ in expected.values())
 
 
-def find_model_folder(path: Path) -> tuple[Path, Path | None]:
+def find_model_folder(path: Path, flag: str = "--load") -> tuple[Path, Path | None]:
     """(folder of the torch_dist files, Hugging Face folder that goes with them) of a checkpoint, however it is named.
 
+    Its files are read and compared with their checksums, where it has any.
+
     Raises:
-        ValueError: there is none.
+        ValueError: there is none, or a file of it is damaged.
     """
-    if (path / "metadata.json").is_file():
-        return path, None
     if not path.is_dir():
-        raise ValueError(f"{path}: must be a folder that exists")
-    folder, meta = find_checkpoint(path)
+        raise ValueError(f"{flag} {path}: must be a folder that exists")
+    if (path / "metadata.json").is_file():
+        path = path.resolve()
+        if path.name != "model" or not (path.parent / "meta.json").is_file():
+            return path, None
+        path = path.parent
+    folder, meta = find_checkpoint(path, flag)
+    verify(folder, flag)
     if (folder / "hf" / "config.json").is_file():
         return folder / "model", folder / "hf"
     known = Path(meta.hf_checkpoint) if meta.hf_checkpoint else None
     return folder / "model", known if known is not None and known.is_dir() else None
 
 
+def read_model_config(hf_path: str) -> dict[str, Any]:
+    return json.loads((Path(hf_path) / "config.json").read_text())
+
+
 def model_identity(hf_path: str) -> tuple[str, str]:
     """(model type, shape) of a Hugging Face folder, to refuse a checkpoint of another model."""
-    raw = json.loads((Path(hf_path) / "config.json").read_text())
+    raw = read_model_config(hf_path)
     shape = "x".join(str(raw.get(key)) for key in ("hidden_size", "num_hidden_layers", "vocab_size"))
     return str(raw.get("model_type")), shape
 

@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from slime_rl.cluster.checkpoint import CheckpointMeta, CheckpointStore, model_identity
+from slime_rl.cluster.checkpoint import CheckpointMeta, CheckpointStore, model_identity, read_model_config
 from slime_rl.config import Config
 
 
@@ -111,5 +111,9 @@ class Saver:
         path = self.config.model.hf_checkpoint
         model_type, shape = model_identity(path)
         return CheckpointMeta(
-            step=step, model_type=model_type, num_parameters_shape=shape, hf_checkpoint=str(Path(path).absolute())
+            step=step,
+            model_type=model_type,
+            num_parameters_shape=shape,
+            hf_checkpoint=str(Path(path).absolute()),
+            model_config=read_model_config(path),
         )

@@ -24,10 +24,28 @@ def check_model_files(flag: str, folder: str | Path, needs_tokenizer: bool = Tru
             f"{flag} {folder}: must hold a tokenizer (one of {', '.join(TOKENIZER_FILES)}), found {_contents(folder)}"
         )
     try:
-        for file in weight_files(folder):
-            read_header(file)
+        weight_places(folder)
     except ValueError as error:
         raise ValueError(f"{flag} {error}") from error
+
+
+def weight_places(folder: Path) -> dict[str, Path]:
+    """Name of every weight -> the file that holds it.
+
+    Raises:
+        ValueError: a file that is missing or not whole, a weight in two of them, or not where the index says.
+    """
+    places: dict[str, Path] = {}
+    for file in weight_files(folder):
+        for name in read_header(file):
+            if name in places:
+                raise ValueError(f"{folder}: {name} is in {places[name].name} and in {file.name}; one must be removed")
+            places[name] = file
+    index = _weight_map(folder) if (folder / INDEX).is_file() else {}
+    for name, file in index.items():
+        if places.get(name) != folder / file:
+            raise ValueError(f"{folder / INDEX}: says that {name} is in {file}, which has no weight of that name")
+    return places
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -42,12 +60,7 @@ def weight_files(folder: Path) -> list[Path]:
         if not files:
             raise ValueError(f"{folder}: must hold weights as *.safetensors, found {_contents(folder)}")
         return files
-    try:
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{index}: must map names to files under weight_map: {type(error).__name__}: {error}"
-        ) from error
+    names = sorted(set(_weight_map(folder).values()))
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise ValueError(
@@ -55,6 +68,16 @@ def weight_files(folder: Path) -> list[Path]:
             f"{', '.join(missing[:4])}; found {_contents(folder)}"
         )
     return [folder / name for name in names]
+
+
+def _weight_map(folder: Path) -> dict[str, str]:
+    """Weight -> file name, as the index has it."""
+    try:
+        return {name: str(Path(file)) for name, file in json.loads((folder / INDEX).read_text())["weight_map"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{folder / INDEX}: must map names to files under weight_map: {type(error).__name__}: {error}"
+        ) from error
 
 
 def read_header(file: Path) -> dict[str, Any]:

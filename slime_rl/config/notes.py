@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from slime_rl.config.asynchrony_notes import asynchrony_notes, changed_flags
 from slime_rl.config.config import Config
+from slime_rl.config.engine_notes import engine_notes
 from slime_rl.config.evaluation import for_evaluation
 
 
@@ -21,7 +22,7 @@ def config_notes(config: Config) -> list[str]:
     if config.buffer.dynamic_filter_path != "reward_band" and changed_flags(config.buffer, "reward_band"):
         is_own = ":" in (config.buffer.dynamic_filter_path or "")  # may read it, too
         notes += [] if is_own else ["--reward-band does nothing without --dynamic-filter-path reward_band"]
-    return notes + _evaluation_notes(config) + _unused_notes(config) + asynchrony_notes(config)
+    return notes + engine_notes(config) + _evaluation_notes(config) + _unused_notes(config) + asynchrony_notes(config)
 
 
 def _evaluation_notes(config: Config) -> list[str]:

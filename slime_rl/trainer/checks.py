@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slime_rl.config import Config
-from slime_rl.trainer.plugins import MODEL_CONVERSION, MODEL_PROVIDER
+from slime_rl.trainer.plugins import MODEL_CONVERSION, MODEL_PROVIDER, load_conversion
 
 
 def check_trainer(config: Config) -> None:
@@ -12,7 +12,7 @@ def check_trainer(config: Config) -> None:
     if config.model.model_provider_path is not None:
         MODEL_PROVIDER.load(config.model.model_provider_path)
     if config.model.model_conversion_path not in MODEL_CONVERSION.builtins:
-        MODEL_CONVERSION.load(config.model.model_conversion_path)
+        load_conversion(config.model.model_conversion_path)
 
 
 def check_megatron_args(config: Config) -> None:

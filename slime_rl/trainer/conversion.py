@@ -23,7 +23,7 @@ from slime_rl.trainer.architecture import DTYPES, open_architecture
 from slime_rl.trainer.families import FAMILIES, find_family
 from slime_rl.trainer.families.family import Family, Rules
 from slime_rl.trainer.families.fields import Fields
-from slime_rl.trainer.families.rules import Place, Rule
+from slime_rl.trainer.families.rules import Place, Rule, check_shapes
 from slime_rl.trainer.hf_folder import HFFolder
 from slime_rl.trainer.model import unwrap
 
@@ -64,6 +64,7 @@ class FamilyConversion:
                 f"--hf-checkpoint {hf_path}: architecture {self.fields.model_type!r} is not one of "
                 f"{', '.join(sorted(FAMILIES))}; a plugin can add it (--model-conversion-path, docs/models.md)"
             )
+        self._family = family
         self.architecture = open_architecture(config, self.fields, family)
         self.rules: Rules = family.rules(self.fields)
         self.dtype = DTYPES[config.model.train_dtype]
@@ -85,13 +86,12 @@ class FamilyConversion:
         for place, parameter in own.items():
             rule, (rank, size) = self.rules[place.key], _tensor_parallel(place)
             names = place.names(rule)
-            part = rule.shard([folder.source(name) for name in names], rank, size)
-            if part.shape != parameter.shape:
-                raise ValueError(
-                    f"{hf_path}: {names[0]} does not fit config.json: this worker's part of it must have shape "
-                    f"{tuple(parameter.shape)}, got {tuple(part.shape)}"
-                )
-            parameter.copy_(part)
+            sources = [folder.source(name) for name in names]
+            try:
+                check_shapes(rule, names, sources, parameter.shape, size)
+            except ValueError as error:
+                raise ValueError(f"{hf_path}: {error}") from error
+            parameter.copy_(rule.shard(sources, rank, size))
 
     @torch.no_grad()
     def export_weights(self, models: list[Any]) -> Iterator[tuple[str, Tensor]]:
@@ -112,6 +112,13 @@ class FamilyConversion:
     def kept_weights(self, hf_path: str) -> Iterator[tuple[str, Tensor]]:
         """What the folder has beyond the model that is trained: layers for predicting further tokens."""
         return extra_layers(HFFolder(hf_path, self.dtype), self.architecture.config.num_layers)
+
+    def _num_extra_layers(self) -> int:
+        """How many layers beyond those that are trained the folder may have."""
+        if not self._family.has_extra_layers:
+            return 0
+        known = self.fields.raw.get("num_nextn_predict_layers", self.fields.raw.get("num_mtp_layers"))
+        return 1 if known is None else int(known)
 
     def parameters(self, models: list[Any]) -> dict[Place, Tensor]:
         """This rank's parameters and persistent buffers by their place in the whole model.
@@ -134,18 +141,42 @@ class FamilyConversion:
         return place
 
     def check_coverage(self, wanted: set[str], folder: HFFolder) -> None:
-        """Raise ValueError when the folder holds a weight that is not among those `wanted` and would be left out."""
+        """Check that everything in the folder is among the weights `wanted`, and that those are numbers to train.
+
+        Raises:
+            ValueError: a weight that would be left out, or one of a type that only means something with a scale.
+        """
         unused = [name for name in set(folder.names) - wanted if self._must_be_used(name)]
         if unused:
             raise ValueError(
                 f"{folder.path}: {len(unused)} weights have no place in the Megatron model of a "
                 f"{self.fields.model_type}, such as {sorted(unused)[0]}; it would compute something else"
             )
+        for name in sorted(wanted & set(folder.names)):
+            dtype = folder.dtype_of(name)
+            if not dtype.is_floating_point or dtype.itemsize < 2:
+                raise ValueError(
+                    f"{folder.path}: {name} is of type {dtype}; quantised weights must be converted first, to bfloat16"
+                )
+        self._check_tied(folder)
+
+    def _check_tied(self, folder: HFFolder) -> None:
+        """A tied model may store its output layer a second time; transformers uses another one where it differs."""
+        head, embedding = "lm_head.weight", "model.embed_tokens.weight"
+        if not self.fields("tie_word_embeddings", False) or head not in folder or embedding not in folder:
+            return
+        if not torch.equal(folder.tensor(head), folder.tensor(embedding)):
+            raise ValueError(
+                f"{folder.path}: config.json says that {head} is {embedding} (tie_word_embeddings), and they differ; "
+                f"remove {head}, or set tie_word_embeddings to false"
+            )
 
     def _must_be_used(self, name: str) -> bool:
         if name == "lm_head.weight":
             return not self.fields("tie_word_embeddings", False)
-        return not _is_extra_layer(name, self.architecture.config.num_layers) and not name.endswith("inv_freq")
+        num_layers = self.architecture.config.num_layers
+        is_kept = _is_extra_layer(name, num_layers) and not _is_extra_layer(name, num_layers + self._num_extra_layers())
+        return not is_kept and not name.endswith("inv_freq")
 
 
 def extra_layers(folder: HFFolder, num_layers: int) -> Iterator[tuple[str, Tensor]]:

@@ -11,6 +11,7 @@ expert-parallel size, and what any of them saved is read. Memory is that of the 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -34,11 +35,14 @@ if TYPE_CHECKING:
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def conversion_config(hf_path: Path, model_conversion_path: str, trust_remote_code: bool) -> Config:
-    """A Config that names a model; the rest of it is not used."""
+def conversion_config(
+    hf_path: Path, model_conversion_path: str, trust_remote_code: bool, model_provider_path: str | None = None
+) -> Config:
+    """A Config that names a model; the rest of it is not used. No rows are read: any file that exists will do."""
     argv = ["--hf-checkpoint", str(hf_path), "--model-conversion-path", model_conversion_path, "--device", "cpu"]
     argv += ["--train-dtype", "bfloat16"]  # of weights that are stored as fp8
-    argv += ["--prompt-data", str(hf_path / "config.json"), *(["--trust-remote-code"] if trust_remote_code else [])]
+    argv += ["--prompt-data", os.devnull, *(["--trust-remote-code"] if trust_remote_code else [])]
+    argv += [] if model_provider_path is None else ["--model-provider-path", model_provider_path]
     return parse_config(argv)
 
 
@@ -50,12 +54,11 @@ def open_conversion(config: Config) -> Iterator[FamilyConversion]:
         ValueError: an unknown architecture or field, or a plugin whose weights are not described by rules.
     """
     prepare_process(resolve_device("cpu"), 0, 0, 1)
-    from slime_rl.trainer import distributed
+    from slime_rl.trainer import distributed, plugins
     from slime_rl.trainer.conversion import FamilyConversion
-    from slime_rl.trainer.plugins import MODEL_CONVERSION
 
-    kind = MODEL_CONVERSION.load(config.model.model_conversion_path)
-    if not (isinstance(kind, type) and issubclass(kind, FamilyConversion)):
+    kind = plugins.load_conversion(config.model.model_conversion_path)
+    if not issubclass(kind, FamilyConversion):
         raise ValueError(
             "--model-conversion-path must name a subclass of slime_rl.trainer.conversion.FamilyConversion to convert "
             f"checkpoints without a run, got {config.model.model_conversion_path!r}"
@@ -63,19 +66,20 @@ def open_conversion(config: Config) -> Iterator[FamilyConversion]:
     with tempfile.TemporaryDirectory() as folder:
         distributed.initialize_alone(resolve_device("cpu"), Path(folder) / "store")
         try:
-            yield kind(config, config.model.hf_checkpoint)
+            yield plugins.open_conversion(config, config.model.hf_checkpoint)
         finally:
             distributed.shutdown()
 
 
-def list_parameters(conversion: FamilyConversion) -> list[Parameter]:
+def list_parameters(config: Config, conversion: FamilyConversion) -> list[Parameter]:
     """Every parameter of the model and where a torch_dist checkpoint keeps it; tied copies are left out."""
     from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 
     from slime_rl.trainer.checkpoint import LAYOUT
+    from slime_rl.trainer.plugins import build_stage
 
     with torch.device("meta"):
-        model = conversion.architecture.build(True, True, None)
+        model = build_stage(config, conversion.architecture, True, True, None)
     found: dict[Any, Parameter] = {}
     seen: set[str] = set()
     for name, entry in model.sharded_state_dict(metadata=LAYOUT).items():
@@ -117,24 +121,34 @@ def hf_to_torch_dist(config: Config, folder: Path, num_workers: int) -> int:
     """Write the weights of --hf-checkpoint into `folder`/model, its other files to `folder`/hf; returns parameters.
 
     Raises:
-        ValueError: a weight is missing, has no place in the model or does not fit config.json.
+        ValueError: a weight is missing, has no place in the model, does not fit config.json or is quantised.
     """
     source = Path(config.model.hf_checkpoint)
     with open_conversion(config) as conversion:
-        parameters = list_parameters(conversion)
-        weights = HFFolder(source)
+        parameters = list_parameters(config, conversion)
+        weights = HFFolder(source, torch.bfloat16)
         conversion.check_coverage({name for p in parameters for name in p.names}, weights)
         kept = list(conversion.kept_weights(str(source)))
     (folder / "model").mkdir(parents=True, exist_ok=True)
     (folder / "hf").mkdir()
     shares = _shares(parameters, [p.num_values for p in parameters], num_workers)
-    written = run_workers(write_torch_dist, shares, source, folder / "model")
+    written = run_workers(write_torch_dist, shares, source, folder / "model", _key_types(parameters, weights))
     write_index(folder / "model", (box for part in written for box in part), {"step": 0, "extra": {}})
     copy_companions(source, folder / "hf", None)
     if kept:
         infos = [TensorInfo(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in kept]
         write_safetensors(folder / "hf" / "kept.safetensors", infos, [tensor for _, tensor in kept])
     return sum(p.num_values for p in parameters)
+
+
+def _key_types(parameters: list[Parameter], weights: HFFolder) -> dict[str, torch.dtype]:
+    """The type of each torch_dist key: it has one, which must hold every weight that is kept under it."""
+    found: dict[str, torch.dtype] = {}
+    for parameter in parameters:
+        for dtype in map(weights.dtype_of, parameter.names):
+            for slot in parameter.slots:
+                found[slot.key] = torch.promote_types(found.get(slot.key, dtype), dtype)
+    return found
 
 
 def torch_dist_to_hf(
@@ -148,7 +162,7 @@ def torch_dist_to_hf(
     origin = Path(config.model.hf_checkpoint)
     reader = TorchDistReader(model_dir)
     with open_conversion(config) as conversion:
-        parameters = list_parameters(conversion)
+        parameters = list_parameters(config, conversion)
         kept = _kept_infos(conversion, origin)
     files = plan_files(parameters, reader, kept, DTYPES[dtype] if dtype else None, shard_bytes)
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slime_rl.trainer.families.rules import Place, Rule, Stacked
+from slime_rl.trainer.families.rules import Place, Rule, Stacked, check_shapes
 from slime_rl.trainer.hf_folder import HFFolder, TensorInfo, write_safetensors
 from slime_rl.trainer.torch_dist import TorchDistFile, TorchDistReader, Written
 
@@ -55,30 +57,31 @@ class OutputFile:
     copied: tuple[str, ...] = ()
 
 
-def write_torch_dist(hf_path: Path, folder: Path, rank: int, parameters: list[Parameter]) -> list[Written]:
-    """Write the data file of worker `rank`: these parameters in the types of the folder, fp8 as bfloat16."""
+def write_torch_dist(
+    hf_path: Path, folder: Path, dtypes: Mapping[str, torch.dtype], rank: int, parameters: list[Parameter]
+) -> list[Written]:
+    """Write the data file of worker `rank`: these parameters, each slot key in its type of `dtypes`, fp8 as bfloat16."""
     torch.serialization.set_crc32_options(False)  # the store has checksums of whole files
     source = HFFolder(hf_path, torch.bfloat16)
     with TorchDistFile(folder, rank) as file:
         for parameter in parameters:
             for slot, rows in _rows(parameter, source, hf_path):
-                file.write(slot.key, slot.whole, slot.offsets, rows)
+                file.write(slot.key, slot.whole, slot.offsets, rows.to(dtypes[slot.key]))
         return file.boxes
 
 
 def _rows(parameter: Parameter, source: HFFolder, hf_path: Path) -> Iterator[tuple[Slot, Tensor]]:
     sources = [source.source(name) for name in parameter.names]
+    try:
+        check_shapes(parameter.rule, parameter.names, sources, parameter.shape, 1)
+    except ValueError as error:
+        raise ValueError(f"{hf_path}: {error}") from error
     if isinstance(parameter.rule, Stacked) and len(parameter.slots) == len(sources):
         pieces = [one[:] for one in sources]  # stored apart as well: nothing to put together first
     else:
         whole = parameter.rule.shard(sources, 0, 1)
         pieces = [whole[s.first_row : s.first_row + s.shape[0]] for s in parameter.slots]
     for slot, piece in zip(parameter.slots, pieces, strict=True):
-        if tuple(piece.shape) != slot.shape:
-            raise ValueError(
-                f"{hf_path}: {parameter.names[0]} does not fit config.json: must make {slot.shape} in Megatron, "
-                f"got {tuple(piece.shape)}"
-            )
         yield slot, piece.clone() if piece.numel() < piece.untyped_storage().nbytes() // piece.itemsize else piece
 
 
@@ -114,21 +117,38 @@ def _tensors(reader: TorchDistReader, copied_from: Path, file: OutputFile) -> It
     for parameter in file.parameters:
         for name, tensor in zip(parameter.names, read_parameter(reader, parameter), strict=True):
             if name in wanted:
-                yield tensor.to(next(types).dtype)
+                yield _as_type(name, tensor, next(types).dtype)
     if file.copied:
         source = HFFolder(copied_from)
         for name in file.copied:
-            yield source.tensor(name).to(next(types).dtype)
+            yield _as_type(name, source.tensor(name), next(types).dtype)
+
+
+def _as_type(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tensor in another type.
+
+    Raises:
+        ValueError: a value is too large for it.
+    """
+    changed = tensor.to(dtype)
+    if dtype == torch.float16 != tensor.dtype and bool((changed.isinf() & ~tensor.isinf()).any()):
+        raise ValueError(f"--dtype float16: {name} has values up to {tensor.abs().max():g}, and float16 ends at 65504")
+    return changed
 
 
 def run_workers(function: Callable[..., Any], shares: list[Any], *arguments: Any) -> list[Any]:
     """`function(*arguments, rank, share)` for every share, each in a process of its own where there are several.
 
     Raises:
-        ValueError: what a worker raised.
+        ValueError: what a worker raised, or that one was killed.
     """
     if len(shares) == 1:
         return [function(*arguments, 0, shares[0])]
-    with multiprocessing.get_context("spawn").Pool(len(shares)) as pool:
-        calls = [(*arguments, rank, share) for rank, share in enumerate(shares)]
-        return pool.starmap(function, calls, chunksize=1)
+    with ProcessPoolExecutor(len(shares), multiprocessing.get_context("spawn")) as pool:
+        calls = [pool.submit(function, *arguments, rank, share) for rank, share in enumerate(shares)]
+        try:
+            return [call.result() for call in calls]
+        except BrokenProcessPool as error:
+            raise ValueError(
+                f"one of {len(shares)} worker processes was killed, maybe for lack of memory; try fewer --num-workers"
+            ) from error

@@ -17,6 +17,7 @@ from slime_rl.config import Config
 from slime_rl.config.quantization import FIELD
 
 SHARD_BYTES = 4 * 1024**3
+CHAT_TEMPLATES = "additional_chat_templates"  # transformers' name for their folder
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
 
 
@@ -50,7 +51,9 @@ def _write_weights(weights: Iterator[tuple[str, Tensor]], folder: Path) -> None:
 
     def flush() -> None:
         nonlocal pending, pending_bytes
-        save_file(pending, folder / f"part-{len(shards)}.safetensors", metadata={"format": "pt"})
+        file = folder / f"part-{len(shards)}.safetensors"
+        save_file(pending, file, metadata={"format": "pt"})
+        file.chmod(0o644)  # safetensors makes files that only their owner can read
         shards.append(list(pending))
         pending, pending_bytes = {}, 0
 
@@ -73,11 +76,16 @@ def _write_weights(weights: Iterator[tuple[str, Tensor]], folder: Path) -> None:
 
 def copy_companions(source: Path, folder: Path, dtype: str | None) -> None:
     """Everything of the checkpoint that is not weights; config.json gets the type that was written, if given, and no
-    quantization_config, since no weights are written as fp8."""
+    quantization_config, since no weights are written as fp8.
+
+    Of folders only that of further chat templates: others hold the weights in other formats, or runs.
+    """
     for file in sorted(source.iterdir()):
         is_weights = file.suffix in WEIGHT_SUFFIXES or file.name.endswith(".index.json")
         if file.is_file() and not is_weights and not file.name.startswith("."):
             shutil.copyfile(file, folder / file.name)
+    if (source / CHAT_TEMPLATES).is_dir():
+        shutil.copytree(source / CHAT_TEMPLATES, folder / CHAT_TEMPLATES)
     settings = json.loads((source / "config.json").read_text())
     if dtype is None and FIELD not in settings:
         return
@@ -89,7 +97,7 @@ def copy_companions(source: Path, folder: Path, dtype: str | None) -> None:
 
 def replace_folder(aside: Path, path: Path) -> None:
     """Flush the files of `aside` to disk and let it take the place of `path`."""
-    for file in aside.iterdir():
+    for file in (path for path in aside.rglob("*") if path.is_file()):
         with file.open("rb") as opened:
             os.fsync(opened.fileno())
     if path.exists():

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from slime_rl.config.model_folder import weight_files
+from slime_rl.config.model_folder import weight_places
 from slime_rl.config.quantization import SCALE, Fp8Blocks, quantized_weights, read_quantization
 from slime_rl.data.fp8 import dequantize_blocks
 from slime_rl.data.write_behind import WriteBehind
@@ -25,9 +25,14 @@ _DTYPE_NAMES = {
     torch.bfloat16: "BF16",
     torch.int64: "I64",
     torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
     torch.uint8: "U8",
     torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
 }
+_DTYPES = {name: dtype for dtype, name in _DTYPE_NAMES.items()}
 
 
 @dataclass(frozen=True)
@@ -53,21 +58,19 @@ class HFFolder:
         """Open every weight file.
 
         Raises:
-            ValueError: there is none, the index names one that is missing, one is not whole, or the weights are stored
+            ValueError: there is none, one is not whole, the index does not say what is there, or the weights are stored
                 in a form that is not known.
         """
         self.path, self.dtype = Path(path), dtype
         self._blocks = read_quantization(path)
         self._quantized = frozenset(quantized_weights(path))
-        self._files: dict[str, Any] = {}
-        self._where: dict[str, str] = {}
-        for file in weight_files(self.path):
+        self._files: dict[Path, Any] = {}
+        self._where = weight_places(self.path)
+        for file in dict.fromkeys(self._where.values()):
             try:
-                opened = safe_open(file, framework="pt")
+                self._files[file] = safe_open(file, framework="pt")
             except (SafetensorError, OSError) as error:
                 raise ValueError(f"{file}: cannot be read as safetensors: {error}") from error
-            self._files[file.name] = opened
-            self._where.update(dict.fromkeys(opened.keys(), file.name))
 
     def __contains__(self, name: str) -> bool:
         return name in self._where
@@ -92,6 +95,20 @@ class HFFolder:
         assert self._blocks is not None
         scale = self._files[self._where[name + SCALE]].get_tensor(name + SCALE)
         return _Dequantized(stored, scale, self._blocks, self.dtype)
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """The type of a tensor that is read.
+
+        Raises:
+            ValueError: there is no such tensor, or torch has no such type.
+        """
+        source = self.source(name)
+        if isinstance(source, _Dequantized):
+            return source.dtype
+        kind = source.get_dtype()
+        if kind not in _DTYPES:
+            raise ValueError(f"{self._where[name]}: {name} is of type {kind}, which is not known here")
+        return _DTYPES[kind]
 
     def tensor(self, name: str) -> Tensor:
         """A whole tensor."""

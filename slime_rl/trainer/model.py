@@ -17,7 +17,7 @@ from slime_rl.config import Config
 from slime_rl.trainer.architecture import Architecture
 from slime_rl.trainer.cpu.attention import PackedAttention
 from slime_rl.trainer.distributed import Layout
-from slime_rl.trainer.plugins import MODEL_PROVIDER
+from slime_rl.trainer.plugins import build_stage
 from slime_rl.trainer.shared_prompts import SharedPromptParams
 
 
@@ -31,7 +31,7 @@ def build_models(config: Config, architecture: Architecture, layout: Layout, dev
         vp_stage = stage if layout.vpp_size else None
         where = {} if vp_stage is None else {"ignore_virtual": False, "vp_stage": vp_stage}
         first, last = mpu.is_pipeline_first_stage(**where), mpu.is_pipeline_last_stage(**where)
-        model = _build_one(config, architecture, first, last, vp_stage)
+        model = build_stage(config, architecture, first, last, vp_stage)
         _mark_parallel_weights(model)
         _defer_output_layer(model)
         model.to(device)
@@ -94,15 +94,6 @@ def global_names(gpt: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
         if gpt.share_embeddings_and_output_weights and name == "output_layer.weight":
             name = "embedding.word_embeddings.weight"
         yield re.sub(r"decoder\.layers\.(\d+)\.", renumber, name), parameter
-
-
-def _build_one(config: Config, architecture: Architecture, first: bool, last: bool, vp_stage: int | None) -> Any:
-    path = config.model.model_provider_path
-    if path is None:
-        return architecture.build(first, last, vp_stage)
-    if vp_stage is not None:
-        raise ValueError("--model-provider-path does not go with --megatron-virtual-pipeline-model-parallel-size")
-    return MODEL_PROVIDER.load(path)(config, architecture.config, first, last)
 
 
 def _defer_output_layer(model: Any) -> None:

@@ -21,7 +21,7 @@ from slime_rl.trainer.forward import CriticHead, PolicyHead, TokenHead
 from slime_rl.trainer.head import head_spec
 from slime_rl.trainer.model import build_models, freeze, prepare_shared_prompts
 from slime_rl.trainer.optimizer import make_optimizer, make_scheduler, wrap_ddp
-from slime_rl.trainer.plugins import MODEL_CONVERSION
+from slime_rl.trainer.plugins import open_conversion
 from slime_rl.trainer.reference import ReferenceWeights
 from slime_rl.trainer.router_losses import RouterLosses
 from slime_rl.trainer.state import TrainState
@@ -35,7 +35,7 @@ def build_state(config: Config, layout: Layout, device: torch.device) -> tuple[T
         ValueError: parallel sizes, a reference or a checkpoint that do not fit the model.
     """
     path = config.model.hf_checkpoint
-    conversion = MODEL_CONVERSION.load(config.model.model_conversion_path)(config, path)
+    conversion = open_conversion(config, path)
     architecture = conversion.architecture
     _check_shape(config, architecture.config)
     models = build_models(config, architecture, layout, device)
@@ -72,7 +72,7 @@ def build_critic(config: Config, layout: Layout, device: torch.device) -> TrainS
     """
     config = critic_config(config)
     path = config.model.hf_checkpoint
-    conversion = MODEL_CONVERSION.load(config.model.model_conversion_path)(config, path)
+    conversion = open_conversion(config, path)
     transformer = conversion.architecture.config
     _check_shape(config, transformer, "--critic-" if config.critic_is_apart else "--")
     models = build_models(config, conversion.architecture, layout, device)

@@ -123,9 +123,14 @@ class TorchDistReader:
             raise ValueError(f"{folder}: must hold a torch_dist checkpoint ({METADATA}, {FORMAT_FILE})")
         self.folder = folder
         try:
-            self._metadata: Metadata = pickle.loads((folder / METADATA).read_bytes())
-        except (pickle.UnpicklingError, EOFError, AttributeError, ValueError) as error:
-            raise ValueError(f"{folder / METADATA}: cannot be read: {error}") from error
+            content = pickle.loads((folder / METADATA).read_bytes())
+        except Exception as error:  # a damaged pickle may raise anything
+            raise ValueError(f"{folder / METADATA}: cannot be read: {type(error).__name__}: {error}") from error
+        if not isinstance(content, Metadata):
+            raise ValueError(
+                f"{folder / METADATA}: must hold the index of a torch_dist checkpoint, got {type(content)}"
+            )
+        self._metadata = content
         self._storage: dict[tuple[str, tuple[int, ...]], Any] = {
             (index.fqn, tuple(index.offset or ())): info for index, info in self._stored()
         }

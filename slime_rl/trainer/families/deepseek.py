@@ -27,7 +27,8 @@ def _deepseek_v3(f: Fields) -> dict[str, Any]:
     f.must_be("attention_bias", False, default=False)
     f.must_be("rope_interleave", True, default=True)
     f.must_be("moe_layer_freq", 1, default=1)
-    f.ignore("head_dim", "qk_head_dim", "num_key_value_heads")
+    f.must_be("num_key_value_heads", f("num_attention_heads"), None)
+    f.ignore("head_dim", "qk_head_dim")
     attention = {
         "multi_latent_attention": True,
         "num_query_groups": f("num_attention_heads"),
@@ -48,14 +49,20 @@ def _rope(f: Fields) -> dict[str, Any]:
     if found["rope_type"] == "yarn":
         if found.get("attention_factor") is not None or not found.get("truncate", True):
             raise ValueError(f"{f.path}/config.json: attention_factor and truncate of yarn are not built for MLA")
+        mscale, all_dim = found.get("mscale"), found.get("mscale_all_dim")
+        if bool(mscale) != bool(all_dim) and (all_dim or mscale != 1.0):
+            raise ValueError(
+                f"{f.path}/config.json: of mscale and mscale_all_dim of yarn an MLA model must have both or neither, "
+                f"got {mscale!r} and {all_dim!r}; engines and transformers compute different things from one of them"
+            )
         arguments |= {
             "rope_type": "yarn",
             "rotary_scaling_factor": found["factor"],
             "original_max_position_embeddings": found["original_max_position_embeddings"],
             "beta_fast": found.get("beta_fast") or 32,
             "beta_slow": found.get("beta_slow") or 1,
-            "mscale": found.get("mscale") or 1.0,
-            "mscale_all_dim": found.get("mscale_all_dim") or 0.0,
+            "mscale": mscale or 1.0,
+            "mscale_all_dim": all_dim or 0.0,
         }
     elif found["rope_type"] != "default":
         raise ValueError(f"{f.path}/config.json: rope_type of an MLA model must be default or yarn, got {found!r}")
@@ -80,4 +87,4 @@ def _rules(f: Fields) -> Rules:
     }
 
 
-DEEPSEEK_V3 = Family("deepseek_v3", _deepseek_v3, _rules, is_mla=True)
+DEEPSEEK_V3 = Family("deepseek_v3", _deepseek_v3, _rules, is_mla=True, has_extra_layers=True)

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 
 from slime_rl.trainer.families.fields import Fields
 from slime_rl.trainer.families.rules import Columns, QueryKeyValue, Rule, Stacked, Vocabulary, Whole
+from slime_rl.trainer.rope import rope_parameters
 
 LAYER = "model.layers.{layer}."
 Rules = dict[str, Rule]
@@ -31,6 +32,8 @@ class Family:
     transformer: Callable[[Fields], dict[str, Any]]
     rules: Callable[[Fields], Rules]
     is_mla: bool = False
+    # Its folders may hold layers for predicting further tokens: as many as num_nextn_predict_layers says.
+    has_extra_layers: bool = False
     # Replaces modules in Megatron's block spec, in place. Such a family uses Megatron's local modules on a GPU too,
     # since Transformer Engine's fuse the norms that it moves.
     adjust_spec: Callable[[Fields, Any], None] | None = None
@@ -47,19 +50,36 @@ def head_dim_of(f: Fields) -> int:
     return own or hidden // heads
 
 
-def decoder(f: Fields, **changes: Any) -> dict[str, Any]:
-    """TransformerConfig of a plain decoder: RMSNorm before each part, grouped queries, gated SiLU MLP, no biases."""
+def decoder(f: Fields, *, rotates_part: bool = False, **changes: Any) -> dict[str, Any]:
+    """TransformerConfig of a plain decoder: RMSNorm before each part, grouped queries, gated SiLU MLP, no biases.
+
+    `rotates_part`: partial_rotary_factor has an effect in this family.
+    """
     f.must_be("hidden_act", "silu", default="silu") if "activation_func" not in changes else f("hidden_act")
     kinds = set(f("layer_types", None) or []) - {"full_attention"}
     if kinds:
         raise ValueError(f"{f.path}/config.json: layer_types may only be full_attention here, got {sorted(kinds)}")
-    heads = f("num_attention_heads")
+    part = rope_parameters(f)["partial_rotary_factor"]
+    if part != 1.0 and not rotates_part:
+        raise ValueError(
+            f"{f.path}/config.json: partial_rotary_factor of a {f.model_type} model must be 1, got {part}; "
+            "transformers rotates all channels whatever it says"
+        )
+    for name in ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size"):
+        if f(name) < 1:
+            raise ValueError(f"{f.path}/config.json: {name} must be > 0, got {f(name)}")
+    heads, groups = f("num_attention_heads"), f("num_key_value_heads", None) or f("num_attention_heads")
+    if groups < 1 or heads % groups:
+        raise ValueError(
+            f"{f.path}/config.json: num_attention_heads must be a multiple of num_key_value_heads, got {heads} and "
+            f"{groups}"
+        )
     base: dict[str, Any] = {
         "num_layers": f("num_hidden_layers"),
         "hidden_size": f("hidden_size"),
         "ffn_hidden_size": f("intermediate_size"),
         "num_attention_heads": heads,
-        "num_query_groups": f("num_key_value_heads", None) or heads,
+        "num_query_groups": groups,
         "normalization": "RMSNorm",
         "activation_func": F.silu,
         "gated_linear_unit": True,

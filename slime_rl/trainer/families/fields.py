@@ -75,7 +75,7 @@ class Fields:
         self._read: set[str] = set()
 
     def _load(self, trust_remote_code: bool) -> PretrainedConfig:
-        known = SAME_CONFIG_AS.get(self.raw.get("model_type", ""))
+        known = SAME_CONFIG_AS.get(self.model_type)
         try:
             if known is not None:
                 return AutoConfig.for_model(known, **_without(self.raw, "model_type", "auto_map"))

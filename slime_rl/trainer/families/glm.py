@@ -19,7 +19,7 @@ from slime_rl.trainer.families.rules import StackedInOne, Whole
 
 
 def _glm4(f: Fields) -> dict[str, Any]:
-    return decoder(f, add_qkv_bias=bool(f("attention_bias")), rotary_interleaved=True)
+    return decoder(f, rotates_part=True, add_qkv_bias=bool(f("attention_bias")), rotary_interleaved=True)
 
 
 def _glm4_rules(f: Fields) -> Rules:
@@ -31,7 +31,8 @@ def _glm4_rules(f: Fields) -> Rules:
 
 
 def _glm4_moe(f: Fields) -> dict[str, Any]:
-    attention = decoder(f, add_qkv_bias=bool(f("attention_bias")), qk_layernorm=bool(f("use_qk_norm")))
+    biases, norms = bool(f("attention_bias")), bool(f("use_qk_norm"))
+    attention = decoder(f, rotates_part=True, add_qkv_bias=biases, qk_layernorm=norms)
     return attention | deepseek_experts(f)
 
 
@@ -40,4 +41,4 @@ def _glm4_moe_rules(f: Fields) -> Rules:
 
 
 GLM4 = Family("glm4", _glm4, _glm4_rules, adjust_spec=norm_outputs)
-GLM4_MOE = Family("glm4_moe", _glm4_moe, _glm4_moe_rules)
+GLM4_MOE = Family("glm4_moe", _glm4_moe, _glm4_moe_rules, has_extra_layers=True)

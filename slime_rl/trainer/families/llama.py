@@ -20,6 +20,8 @@ def _mistral(f: Fields) -> dict[str, Any]:
 def window(f: Fields) -> dict[str, Any]:
     """Attention to the last `sliding_window` tokens, the query's own included."""
     width = f("sliding_window", None)
+    if width is not None and width < 1:
+        raise ValueError(f"{f.path}/config.json: sliding_window must be > 0 or null, got {width}")
     return {} if width is None else {"window_size": (width - 1, 0)}
 
 

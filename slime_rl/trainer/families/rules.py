@@ -28,6 +28,22 @@ def shape_of(source: Any) -> list[int]:
     return list(source.get_shape() if hasattr(source, "get_shape") else source.shape)
 
 
+def check_shapes(rule: Rule, names: Sequence[str], sources: Sequence[Source], part: Sequence[int], size: int) -> None:
+    """Check that the tensors have the shapes that a parameter, of shape `part` on each of `size` workers, is made of.
+
+    Raises:
+        ValueError: with the name, the shape that config.json asks for and the one that is there.
+    """
+    blank = torch.empty(tuple(part), device="meta")
+    whole = rule.merge([blank] * (1 if rule.is_replicated else size))
+    for name, source, expected in zip(names, sources, whole, strict=True):
+        if shape_of(source) != list(expected.shape):
+            raise ValueError(
+                f"{name} does not fit config.json: must have shape {tuple(expected.shape)}, got "
+                f"{tuple(shape_of(source))}"
+            )
+
+
 class Rule(Protocol):
     """One Megatron parameter."""
 

@@ -87,15 +87,51 @@ def test_damage_is_found_and_named(tmp_path: Path) -> None:
         verify(folder)
 
 
+@pytest.mark.parametrize("content", [b"[]", b'{"meta.json": 3}', b"\xff", b"{"])
+def test_checksums_that_cannot_be_read_are_named(tmp_path: Path, content: bytes) -> None:
+    folder = CheckpointStore(tmp_path, keep=1).write(meta(1), fill)
+    (folder / "checksums.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"--load .*step_00000001: cannot read checksums\.json"):
+        verify(folder)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"../other/step_00000001", b"step_1/.."])
+def test_pointer_that_names_no_checkpoint_of_this_folder_is_refused(tmp_path: Path, content: bytes) -> None:
+    CheckpointStore(tmp_path, keep=1).write(meta(1), fill)
+    (tmp_path / "latest").write_bytes(content)
+    with pytest.raises(ValueError, match=r"--input-dir .*latest: must hold the name of a checkpoint"):
+        find_checkpoint(tmp_path, "--input-dir")
+
+
+def test_meta_that_is_no_text_is_named(tmp_path: Path) -> None:
+    folder = CheckpointStore(tmp_path, keep=1).write(meta(1), fill)
+    (folder / "meta.json").write_bytes(b"\xff")
+    with pytest.raises(ValueError, match=r"--load .*: cannot read meta\.json"):
+        find_checkpoint(tmp_path)
+
+
 def test_one_checkpoint_can_be_named(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep=5)
     folder = store.write(meta(1), fill)
     store.write(meta(2), fill)
     assert find_checkpoint(folder) == (folder, meta(1))
     assert find_model_folder(folder) == (folder / "model", None)
-    (folder / "hf").mkdir()
-    (folder / "hf" / "config.json").write_text("{}")
-    assert find_model_folder(folder) == (folder / "model", folder / "hf")
+
+
+def test_what_a_checkpoint_carries_is_found_and_verified(tmp_path: Path) -> None:
+    def fill_all(folder: Path) -> None:
+        fill(folder)
+        (folder / "model" / "metadata.json").write_text("{}")
+        (folder / "hf").mkdir()
+        (folder / "hf" / "config.json").write_text("{}")
+
+    folder = CheckpointStore(tmp_path, keep=5).write(meta(1), fill_all)
+    for named in (tmp_path, folder, folder / "model"):
+        assert find_model_folder(named) == (folder / "model", folder / "hf")
+    (folder / "hf" / "config.json").write_text("[]")
+    for named in (tmp_path, folder, folder / "model"):
+        with pytest.raises(ValueError, match=r"hf/config\.json is damaged"):
+            find_model_folder(named)
 
 
 def test_other_format_is_refused(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 
@@ -50,10 +51,15 @@ def make_config(tmp_path: Path, *flags: str) -> Config:
     model = tmp_path / "model"
     model.mkdir(exist_ok=True)
     (model / "config.json").write_text('{"model_type": "llama", "hidden_size": 8}')
+    return make_config_of(tmp_path, *flags)
+
+
+def make_config_of(tmp_path: Path, *flags: str) -> Config:
+    """With the model that is there."""
     (tmp_path / "p.jsonl").write_text("{}")
     base = [
         "--hf-checkpoint",
-        str(model),
+        str(tmp_path / "model"),
         "--prompt-data",
         str(tmp_path / "p.jsonl"),
         "--run-dir",
@@ -138,6 +144,25 @@ def test_weights_only_and_other_models_are_refused_before_anything_starts(tmp_pa
     )
     with pytest.raises(ValueError, match=r"llama model \(.*model\) \(8xNonexNone.*is llama \(16xNonexNone\)"):
         check_loadable(other)
+
+
+def test_checkpoint_of_a_model_of_the_same_shape_is_refused(tmp_path: Path) -> None:
+    """Rotary base and heads are in no weight's shape; what is no matter of maths may change."""
+    config, file = make_config(tmp_path), tmp_path / "model" / "config.json"
+    own = json.loads(file.read_text()) | {"num_attention_heads": 4, "rope_theta": 10000.0, "transformers_version": "4"}
+    file.write_text(json.dumps(own))
+    Saver(config, Trainers(), Buffer()).save(4)
+    load = ("--load", str(config.checkpoint_dir))
+    moved = {name: value for name, value in own.items() if name != "rope_theta"} | {"transformers_version": "5"}
+    file.write_text(json.dumps(moved | {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}}))
+    assert check_loadable(make_config_of(tmp_path, *load)).name == "step_00000004"
+    file.write_text(json.dumps(own | {"rope_theta": 1e6}))
+    with pytest.raises(ValueError, match=r"whose rope_theta is 10000\.0 .*is 1000000\.0; .*alone with --finetune"):
+        check_loadable(make_config_of(tmp_path, *load))
+    check_loadable(make_config_of(tmp_path, *load, "--finetune"))
+    file.write_text(json.dumps(own | {"num_attention_heads": 2}))
+    with pytest.raises(ValueError, match=r"whose num_attention_heads is 4 .*is 2; name the model that was trained$"):
+        check_loadable(make_config_of(tmp_path, *load, "--finetune"))
 
 
 def test_names_with_other_braces_are_refused(tmp_path: Path) -> None:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from slime_rl.config.model_folder import INDEX, check_model_files, weight_files
+from slime_rl.config.model_folder import INDEX, check_model_files, weight_files, weight_places
 
 
-def write_safetensors(path: Path, *, missing_bytes: int = 0) -> None:
-    header = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+def write_safetensors(path: Path, *, missing_bytes: int = 0, name: str = "w") -> None:
+    header = json.dumps({name: {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
     path.write_bytes((struct.pack("<Q", len(header)) + header + bytes(8))[: -missing_bytes or None])
 
 
@@ -54,7 +54,7 @@ def test_file_that_is_no_safetensors_is_refused(folder: Path, content: bytes) ->
 
 def test_missing_shard_is_named(folder: Path) -> None:
     names = [f"model-{i}-of-2.safetensors" for i in (1, 2)]
-    write_safetensors(folder / names[0])
+    write_safetensors(folder / names[0], name="a")
     (folder / INDEX).write_text(json.dumps({"weight_map": dict(zip("ab", names, strict=True))}))
     with pytest.raises(ValueError, match=r"names 2 files, of which 1 are missing: model-2-of-2\.safetensors"):
         check_model_files("--hf-checkpoint", folder)
@@ -66,3 +66,32 @@ def test_broken_index_is_refused(folder: Path) -> None:
     (folder / INDEX).write_text('{"weight_map": []}')
     with pytest.raises(ValueError, match="must map names to files under weight_map"):
         check_model_files("--hf-checkpoint", folder)
+
+
+def test_weight_in_two_files_is_refused(folder: Path) -> None:
+    write_safetensors(folder / "more.safetensors", name="x")
+    check_model_files("--hf-checkpoint", folder)
+    write_safetensors(folder / "more.safetensors")
+    with pytest.raises(ValueError, match=r"--hf-checkpoint .*: w is in model\.safetensors and in more\.safetensors"):
+        check_model_files("--hf-checkpoint", folder)
+
+
+def test_index_that_says_what_is_not_there_is_refused(folder: Path) -> None:
+    write_safetensors(folder / "more.safetensors", name="x")
+    for places in (
+        {"w": "more.safetensors", "x": "model.safetensors"},
+        {"w": "model.safetensors", "y": "more.safetensors"},
+    ):
+        (folder / INDEX).write_text(json.dumps({"weight_map": places}))
+        with pytest.raises(
+            ValueError, match=rf"{INDEX}: says that . is in more\.safetensors, which has no weight of that"
+        ):
+            check_model_files("--hf-checkpoint", folder)
+
+
+def test_files_of_one_name_in_two_folders_are_two_files(folder: Path) -> None:
+    for name in "ab":
+        (folder / name).mkdir()
+        write_safetensors(folder / name / "model.safetensors", name=name)
+    (folder / INDEX).write_text(json.dumps({"weight_map": {n: f"{n}/model.safetensors" for n in "ab"}}))
+    assert weight_places(folder) == {n: folder / n / "model.safetensors" for n in "ab"}

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from factories import make_config, write_prompts
@@ -126,3 +128,25 @@ def test_every_flag_of_the_table_is_one(tmp_path: Path) -> None:
     for names, _, _ in _conditions(config):
         assert all(hasattr(config.algorithm, name) for name in names), names
     assert all(hasattr(config.algorithm, name) for name in _READ_BY_SFT)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"model_type": "llama", "mlp_bias": True}, "mlp_bias"),
+        ({"model_type": "mistral", "sliding_window": 7}, "sliding_window = 7"),
+        ({"model_type": "mistral", "sliding_window": 10**6}, None),
+        ({"model_type": "mixtral", "head_dim": 16, "hidden_size": 48, "num_attention_heads": 4}, "head_dim = 16"),
+        ({"model_type": "mixtral", "head_dim": 12, "hidden_size": 48, "num_attention_heads": 4}, None),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": [1]}, r"mlp_only_layers = [1]"),
+        ({"model_type": "qwen3_moe", "decoder_sparse_step": 2}, "decoder_sparse_step"),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": [], "decoder_sparse_step": 1}, None),
+        ({"model_type": "qwen3", "head_dim": 16, "hidden_size": 48, "num_attention_heads": 4}, None),
+    ],
+)
+def test_fields_that_the_engine_reads_over_are_noted(fields: dict[str, Any], named: str | None, tmp_path: Path) -> None:
+    config = make_config(tmp_path, "--save-interval", "5")
+    (Path(config.model.hf_checkpoint) / "config.json").write_text(json.dumps(fields))
+    notes = config_notes(config)
+    assert len(notes) == (named is not None)
+    assert named is None or f"SGLang takes no notice of {named};" in notes[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks.hf_parity import same_weights
-from benchmarks.tiny_models import make_checkpoint, make_named
+from benchmarks.tiny_models import SHAPE, make_checkpoint, make_named
+from slime_rl.cluster.checkpoint import hold_folder
+from slime_rl.trainer.convert_part import run_workers
 from tools import compare_checkpoints, convert_hf_to_torch_dist, convert_torch_dist_to_hf
 
 
@@ -29,6 +32,8 @@ def to_hf(source: Path, output: Path, *flags: str) -> int:
 def test_round_trip_is_bitwise_and_carries_every_other_file(name: str, tmp_path: Path) -> None:
     make_named(tmp_path / "hf", name)
     others = {"tokenizer.json": "{}", "chat_template.jinja": "x", "modeling_custom.py": "y = 1\n"}
+    others["additional_chat_templates/rag.jinja"] = "z"
+    (tmp_path / "hf" / "additional_chat_templates").mkdir()
     for file, text in others.items():
         (tmp_path / "hf" / file).write_text(text)
     assert to_dist(tmp_path / "hf", tmp_path / "dist") == 0
@@ -96,3 +101,122 @@ def test_bad_input_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert to_dist(tmp_path / "hf", tmp_path / "again") == 2
     assert "must be a whole safetensors file" in capsys.readouterr().err
     assert not list(tmp_path.glob("again/step_*"))
+
+
+def test_path_of_a_model_may_hold_any_character(tmp_path: Path) -> None:
+    """A comma and an @ mean something in --prompt-data."""
+    model = tmp_path / "a, b@[1:2]"
+    make_checkpoint(model, "llama", num_hidden_layers=1)
+    assert to_dist(model, tmp_path / "dist") == 0
+    assert compare_checkpoints.main([str(model), str(tmp_path / "dist")]) == 0
+
+
+@pytest.mark.parametrize("name", ["Qwen3-MoE", "DeepSeek-V3 with MTP layer"])
+def test_mixed_types_keep_every_value(name: str, tmp_path: Path) -> None:
+    """Gate and up projection, and all experts of a layer, are one key in torch_dist, which has one type."""
+    make_named(tmp_path / "hf", name)
+    weights = load_file(tmp_path / "hf" / "model.safetensors")
+    kinds = (torch.float32, torch.bfloat16, torch.float16)
+    mixed = {n: weights[n].to(kinds[i % 3]) for i, n in enumerate(sorted(weights))}
+    save_file(mixed, tmp_path / "hf" / "model.safetensors")
+    assert to_dist(tmp_path / "hf", tmp_path / "dist") == 0
+    assert to_hf(tmp_path / "dist", tmp_path / "out") == 0
+    back = load_file(tmp_path / "out" / "model.safetensors")
+    for n, tensor in mixed.items():
+        assert torch.equal(back[n].double(), tensor.double()), n
+
+
+def test_values_that_float16_does_not_hold_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_checkpoint(tmp_path / "hf", "qwen3", num_hidden_layers=1)
+    weights = load_file(tmp_path / "hf" / "model.safetensors")
+    weights["model.norm.weight"][3] = 70000.0
+    save_file(weights, tmp_path / "hf" / "model.safetensors")
+    assert to_dist(tmp_path / "hf", tmp_path / "dist") == 0
+    assert to_hf(tmp_path / "dist", tmp_path / "out", "--dtype", "float16") == 2
+    assert "--dtype float16: model.norm.weight has values up to 70000" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_damaged_checkpoint_is_neither_converted_nor_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_checkpoint(tmp_path / "hf", "qwen3", num_hidden_layers=1)
+    assert to_dist(tmp_path / "hf", tmp_path / "dist") == 0
+    (data,) = tmp_path.glob("dist/step_*/model/*.distcp")
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 0x40
+    data.write_bytes(bytes(content))
+    for named in (tmp_path / "dist", data.parent.parent, data.parent):
+        assert to_hf(named, tmp_path / "out") == 2
+        assert f"--input-dir {data.parent.parent}: model/{data.name} is damaged" in capsys.readouterr().err
+    assert compare_checkpoints.main([str(tmp_path / "hf"), str(tmp_path / "dist")]) == 2
+    assert f"B {data.parent.parent}: model/{data.name} is damaged" in capsys.readouterr().err
+
+
+def test_force_replaces_nothing_that_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_checkpoint(tmp_path / "hf", "qwen3", num_hidden_layers=1)
+    dist = tmp_path / "run" / "checkpoints"
+    assert to_dist(tmp_path / "hf", dist) == 0
+    step = dist / "step_00000000"
+    for output in (tmp_path / "run", dist, step, step / "model"):
+        assert to_hf(dist, output, "--force") == 2
+        assert f"--output-dir {output} would replace" in capsys.readouterr().err
+    assert to_hf(dist, tmp_path / "hf", "--force", "--origin-hf-dir", str(tmp_path / "hf")) == 2
+    (tmp_path / "file").write_text("")
+    assert to_hf(dist, tmp_path / "file", "--force") == 2
+    assert compare_checkpoints.main([str(tmp_path / "hf"), str(dist)]) == 0
+
+
+@pytest.mark.parametrize("size", ["nan", "inf", "0", "-1"])
+def test_shard_size_must_be_a_size(size: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert to_hf(tmp_path, tmp_path / "out", f"--shard-size-gb={size}") == 2
+    assert "--shard-size-gb must be" in capsys.readouterr().err
+
+
+def test_two_conversions_do_not_write_into_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_checkpoint(tmp_path / "hf", "qwen3", num_hidden_layers=1)
+    with hold_folder("--save", tmp_path / "dist"):
+        assert to_dist(tmp_path / "hf", tmp_path / "dist") == 2
+    assert "another process is writing to it" in capsys.readouterr().err
+    (tmp_path / "dist" / "step_00000000.partial" / "model").mkdir(parents=True)  # of a conversion that was killed
+    assert to_dist(tmp_path / "hf", tmp_path / "dist") == 0
+    assert [path.name for path in sorted((tmp_path / "dist").iterdir())] == ["latest", "step_00000000"]
+
+
+def test_worker_that_is_killed_ends_a_conversion() -> None:
+    with pytest.raises(ValueError, match=r"one of 2 worker processes was killed.*fewer --num-workers"):
+        run_workers(exit_hard, [9, 0])
+
+
+def exit_hard(rank: int, code: int) -> int:
+    if code:
+        os._exit(code)
+    return rank
+
+
+def test_infinities_and_stored_tied_output_layers_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weight = torch.tensor([float("inf"), 1.0, float("nan")])
+    for name, more in (("a", {"lm_head.weight": weight.nan_to_num(0)}), ("b", {})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+        content = {"model.embed_tokens.weight": weight.nan_to_num(0), "w": weight + 0.5 * (name == "b"), **more}
+        save_file({n: t.clone() for n, t in content.items()}, tmp_path / name / "model.safetensors")
+    paths = [str(tmp_path / name) for name in "ab"]
+    assert compare_checkpoints.main(paths) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "different: tensors=2 max_abs_diff=0.5"
+    assert compare_checkpoints.main([*paths, "--tolerance", "0.5"]) == 0
+    for tolerance in ("nan", "-1"):
+        assert compare_checkpoints.main([*paths, f"--tolerance={tolerance}"]) == 2
+
+
+def test_model_of_a_plugin_is_converted(tmp_path: Path) -> None:
+    from transformers import GraniteConfig, GraniteForCausalLM
+
+    special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    GraniteForCausalLM(GraniteConfig(**SHAPE | {"num_hidden_layers": 1}, **special)).save_pretrained(tmp_path / "hf")
+    module = "plugins.models.granite"
+    flags = ["--model-conversion-path", f"{module}:GraniteConversion", "--model-provider-path", f"{module}:build"]
+    assert to_dist(tmp_path / "hf", tmp_path / "dist", *flags) == 0
+    assert to_hf(tmp_path / "dist", tmp_path / "out", *flags) == 0
+    assert same_weights(tmp_path / "hf", tmp_path / "out")
+    assert compare_checkpoints.main([str(tmp_path / "dist"), str(tmp_path / "out"), *flags]) == 0

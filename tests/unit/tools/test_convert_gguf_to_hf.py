@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tools.convert_gguf_to_hf import check_gguf, convert, find_gguf_in_package, main, undo_rotary_order
+from tools.convert_gguf_to_hf import check_gguf, check_header, convert, find_gguf_in_package, main, undo_rotary_order
 
 gguf = pytest.importorskip("gguf")
 
@@ -57,7 +57,9 @@ def to_rotary_order(weight: torch.Tensor, heads: int) -> torch.Tensor:
     return weight[order]
 
 
-def write_gguf(path: Path, weights: dict[str, torch.Tensor], architecture: str = "llama") -> Path:
+def write_gguf(
+    path: Path, weights: dict[str, torch.Tensor], architecture: str = "llama", more: dict[str, float] | None = None
+) -> Path:
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(LAYERS)
     writer.add_context_length(64)
@@ -69,6 +71,8 @@ def write_gguf(path: Path, weights: dict[str, torch.Tensor], architecture: str =
     writer.add_rope_freq_base(5000.0)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(VOCAB)
+    for name, value in (more or {}).items():
+        writer.add_float32(f"llama.{name}", value)
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(TOKENS)
     writer.add_token_types([3, 3, 3] + [1] * (VOCAB - 3))
@@ -133,6 +137,14 @@ def test_a_model_that_is_no_plain_llama_is_refused_and_nothing_is_left(tmp_path:
     with pytest.raises(ValueError, match=r"b\.gguf: its architecture must be 'llama', got 'qwen3'"):
         convert(other, tmp_path / "hf")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.gguf", "b.gguf"]
+
+
+@pytest.mark.parametrize("name", ["rope.scaling.factor", "logit_scale", "attention.sliding_window"])
+def test_header_fields_that_transformers_leaves_out_are_refused(name: str, tmp_path: Path) -> None:
+    weights = make_weights(tied=True)
+    with pytest.raises(ValueError, match=rf"a\.gguf: the field llama\.{name} = 4\.0 of its header cannot be converted"):
+        convert(write_gguf(tmp_path / "a.gguf", weights, more={name: 4.0}), tmp_path / "hf")
+    check_header(gguf.GGUFReader(write_gguf(tmp_path / "b.gguf", weights, more={"rope.scaling.factor": 1.0})))
 
 
 def test_bad_input_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

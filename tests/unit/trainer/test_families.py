@@ -66,3 +66,64 @@ def test_missing_and_misshaped_weights_are_named(tmp_path: Path) -> None:
     save_file(weights | {key: torch.ones(3)}, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=rf"{key} does not fit config\.json.*\(16,\), got \(3,\)"):
         only_worker(make_config(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [("model.embed_tokens.weight", -3), ("lm_head.weight", 5), ("model.layers.0.self_attn.q_proj.weight", 16)],
+)
+def test_weights_with_other_rows_are_refused_and_not_cut(name: str, rows: int, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    make_checkpoint(tmp_path, "qwen3", num_hidden_layers=1)
+    weights = load_file(tmp_path / "model.safetensors")
+    own = weights[name]
+    weights[name] = own[:rows].clone() if rows < 0 else torch.cat([own, own[:rows]])
+    save_file(weights, tmp_path / "model.safetensors")
+    shape = rf"must have shape \({len(own)}, 48\), got \({len(own) + rows}, 48\)"
+    with pytest.raises(ValueError, match=rf"{name} does not fit config\.json: {shape}"):
+        only_worker(make_config(tmp_path))
+
+
+def test_layers_that_config_does_not_count_are_refused(tmp_path: Path) -> None:
+    """Only families with layers for further tokens may have more, and only as many as they say."""
+    for kind, field, value in (("llama", "num_hidden_layers", 1), ("deepseek_v3", "num_nextn_predict_layers", 0)):
+        extra = {"num_nextn_predict_layers": 1} if kind == "deepseek_v3" else {}
+        folder = tmp_path / kind
+        make_checkpoint(folder, kind, num_hidden_layers=2, **extra)
+        content = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(content | {field: value}))
+        with pytest.raises(
+            ValueError, match=r"weights have no place in the Megatron model of a .*model\.layers\.[12]\."
+        ):
+            only_worker(make_config(folder))
+
+
+def test_output_layer_that_is_not_the_tied_embedding_is_refused(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    make_checkpoint(tmp_path, "qwen3", num_hidden_layers=1, tie_word_embeddings=True)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    save_file(weights, tmp_path / "model.safetensors")
+    only_worker(make_config(tmp_path)).shutdown()
+    weights["lm_head.weight"] *= 2
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(
+        ValueError, match=r"lm_head\.weight is model\.embed_tokens\.weight \(tie_word_embeddings\), and they"
+    ):
+        only_worker(make_config(tmp_path))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_quantised_weights_without_their_scales_are_refused(dtype: torch.dtype, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    make_checkpoint(tmp_path, "qwen3", num_hidden_layers=1)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["model.norm.weight"] = weights["model.norm.weight"].to(dtype)
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(
+        ValueError, match=rf"model\.norm\.weight is of type {dtype}; quantised weights must be converted"
+    ):
+        only_worker(make_config(tmp_path))

@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from slime_rl.trainer.families.deepseek import _rope
+from slime_rl.trainer.families.family import decoder
 from slime_rl.trainer.families.fields import Fields
+from slime_rl.trainer.families.llama import window
 from slime_rl.trainer.rope import rope_parameters, rotary_frequencies
 
 LLAMA = {"model_type": "llama", "hidden_size": 48, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 9}
@@ -100,3 +103,47 @@ def test_what_transformers_refuses_is_told_with_the_file(tmp_path: Path) -> None
         content = {"model_type": model_type, "num_hidden_layers": layers, "layer_types": ["full_attention"] * 2}
         with pytest.raises(ValueError, match=r"config\.json: transformers refuses it: \w+: .+"):
             fields(tmp_path, **content)
+
+
+def test_rotary_fields_that_are_not_of_the_type_are_refused(tmp_path: Path) -> None:
+    known = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
+    assert rope_parameters(fields(tmp_path, rope_parameters=known))["factor"] == 2.0
+    for place in ("rope_parameters", "rope_scaling"):
+        scaling = known | {"mrope_section": [1, 2, 3]}
+        with pytest.raises(
+            ValueError, match=rf"{place} has the field 'mrope_section' = \[1, 2, 3\].*rope_type 'linear'"
+        ):
+            rope_parameters(fields(tmp_path, rope_theta=1e4, **{place: scaling}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor of a llama model must be 1, got 0\.5"),
+        ({"num_key_value_heads": 3}, "num_attention_heads must be a multiple of num_key_value_heads, got 4 and 3"),
+        ({"num_key_value_heads": 8}, "num_attention_heads must be a multiple of num_key_value_heads, got 4 and 8"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be > 0, got 0"),
+    ],
+)
+def test_shapes_and_rotary_shares_that_are_not_built_are_refused(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    given = {"rope_theta": 1e4, "intermediate_size": 80, "num_key_value_heads": 2} | changes
+    with pytest.raises(ValueError, match=rf"config\.json: {message}"):
+        decoder(fields(tmp_path, **given))
+
+
+def test_window_without_tokens_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"sliding_window must be > 0 or null, got 0"):
+        window(fields(tmp_path, sliding_window=0))
+
+
+@pytest.mark.parametrize("given", [{"mscale": 0.5}, {"mscale_all_dim": 1.0}])
+def test_half_of_the_scales_of_yarn_is_refused_for_latent_attention(given: dict[str, float], tmp_path: Path) -> None:
+    """DeepSeek's own code, and SGLang, take defaults for the other one; transformers drops both."""
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+    f = fields(tmp_path, rope_parameters=yarn | {"mscale": 0.7, "mscale_all_dim": 0.7})
+    assert _rope(f)["mscale_all_dim"] == 0.7
+    assert _rope(fields(tmp_path, rope_parameters=yarn))["mscale"] == 1.0
+    with pytest.raises(ValueError, match="must have both or neither"):
+        _rope(fields(tmp_path, rope_parameters=yarn | given))
