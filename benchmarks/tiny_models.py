@@ -129,9 +129,9 @@ def _makers(overrides: dict[str, Any]) -> dict[str, Callable[[], Any]]:
         "glm4_moe": config(hf.Glm4MoeConfig, SIGMOID_MOE, glm, rope_parameters=rotary),
         "deepseek_v3": config(hf.DeepseekV3Config, MLA),
         "gemma": config(hf.GemmaConfig, head_dim=16, pad_token_id=0),
-        "olmo": config(hf.OlmoConfig, rms_norm_eps=None),
+        "olmo": config(hf.OlmoConfig, rms_norm_eps=None, num_key_value_heads=4),
         "olmo2": config(hf.Olmo2Config, no_eps),
-        "olmoe": config(hf.OlmoeConfig, no_eps, num_experts=4, num_experts_per_tok=2),
+        "olmoe": config(hf.OlmoeConfig, no_eps, num_experts=4, num_experts_per_tok=2, num_key_value_heads=4),
     }
 
 

@@ -4,9 +4,9 @@
 
 SAVE/latest ──► SAVE/step_00000000/  model/ (torch_dist)  hf/ (config, tokenizer, code, layers that are not trained)
 
-A run starts from it with `--hf-checkpoint DIR --load SAVE --finetune`. Weights keep their types, fp8 ones become bfloat16; where Megatron keeps
-several of different types under one name, all get the one that holds every value. Memory stays at a few times the
-largest matrix for each worker, however large the model is.
+A run starts from it with `--hf-checkpoint DIR --load SAVE --finetune`. Weights keep their types; fp8 ones become
+bfloat16, and where Megatron keeps several of different types under one name, all get the one that holds every value.
+Memory stays at a few times the largest matrix for each worker, however large the model is.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ def _read_over(raw: dict[str, Any], num_tokens: int) -> list[str]:
         (kind == "llama" and raw.get("mlp_bias"), "mlp_bias"),
         (kind in ("mistral", "mixtral") and window and window < num_tokens, f"sliding_window = {window}"),
         (kind == "mixtral" and width and heads and hidden and width * heads != hidden, f"head_dim = {width}"),
+        (kind == "olmo" and raw.get("num_key_value_heads", heads) != heads, "num_key_value_heads"),
         (kind == "qwen3_moe" and raw.get("mlp_only_layers"), f"mlp_only_layers = {raw.get('mlp_only_layers')}"),
         (kind == "qwen3_moe" and raw.get("decoder_sparse_step", 1) != 1, "decoder_sparse_step"),
     ]

@@ -60,7 +60,7 @@ class OutputFile:
 def write_torch_dist(
     hf_path: Path, folder: Path, dtypes: Mapping[str, torch.dtype], rank: int, parameters: list[Parameter]
 ) -> list[Written]:
-    """Write the data file of worker `rank`: these parameters, each slot key in its type of `dtypes`, fp8 as bfloat16."""
+    """Write the data file of worker `rank`: these parameters, each slot key in its type of `dtypes`."""
     torch.serialization.set_crc32_options(False)  # the store has checksums of whole files
     source = HFFolder(hf_path, torch.bfloat16)
     with TorchDistFile(folder, rank) as file:

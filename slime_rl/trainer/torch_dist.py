@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -78,10 +78,20 @@ class TorchDistFile:
         """Append `tensor` as the box at `offsets` of `key`; leading axes of length 1 are added as `whole` has them."""
         sizes = (1,) * (len(whole) - tensor.dim()) + tuple(tensor.shape)
         start = self._file.tell()
-        torch.save(tensor.reshape(sizes).contiguous(), self._file)
+        _save(tensor.reshape(sizes).contiguous(), self._file)
         length = self._file.tell() - start
         self._behind.advance()
         self.boxes.append(Written(key, whole, offsets, sizes, tensor.dtype, self.name, start, length))
+
+
+def _save(content: Any, file: IO[bytes]) -> None:
+    """torch.save, but a full disk is an OSError: torch hides it behind an error of its own."""
+    try:
+        torch.save(content, file)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
 
 
 def write_index(folder: Path, boxes: Iterable[Written], common: dict[str, Any]) -> None:
@@ -96,7 +106,8 @@ def write_index(folder: Path, boxes: Iterable[Written], common: dict[str, Any]) 
         chunk = ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes))
         tensors[box.key].chunks.append(chunk)
         storage[MetadataIndex(box.key, torch.Size(box.offsets))] = _StorageInfo(box.file, box.start, box.length)
-    torch.save(common, folder / COMMON)
+    with open(folder / COMMON, "wb") as file:
+        _save(common, file)
     (folder / METADATA).write_bytes(pickle.dumps(Metadata(tensors, None, storage)))
     (folder / FORMAT_FILE).write_text(
         json.dumps(

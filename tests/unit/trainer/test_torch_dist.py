@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import mmap
+import pickle
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,17 @@ def test_safetensors_are_written_one_tensor_at_a_time(tmp_path: Path) -> None:
         assert torch.equal(folder.tensor(f"t{i}"), tensor)
     with pytest.raises(ValueError, match=r"t0 must be torch\.float32"):
         write_safetensors(tmp_path / "x.safetensors", infos[:1], [torch.zeros(3)])
+
+
+def test_full_disk_is_an_error_of_the_system(tmp_path: Path) -> None:
+    (tmp_path / "__0_0.distcp").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"), TorchDistFile(tmp_path, 0) as file:
+        file.write("w", (999, 999), (0, 0), torch.zeros(999, 999))
+
+
+def test_index_that_is_another_pickle_is_refused(folder: Path) -> None:
+    (folder / ".metadata").write_bytes(pickle.dumps([1]))
+    with pytest.raises(
+        ValueError, match=r"\.metadata: must hold the index of a torch_dist checkpoint, got <class 'list'>"
+    ):
+        TorchDistReader(folder)
