@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 FORMAT = 2
 CHECKSUMS = "checksums.json"
+_NAME = re.compile(r"step_\d+")
 _BLOCK_BYTES = 1 << 22
 _MAX_THREADS = 8
 
@@ -98,7 +99,7 @@ class CheckpointStore:
         if not pointer.is_file():
             raise ValueError(f"{flag} {self.root}: no file 'latest' there, so it holds no complete checkpoint")
         name = pointer.read_text(errors="replace").strip()
-        if not re.fullmatch(r"step_\d+", name):
+        if not _NAME.fullmatch(name):
             raise ValueError(f"{flag} {pointer}: must hold the name of a checkpoint (step_00000020), got {name!r}")
         folder = self.root / name
         if not folder.is_dir():  # killed while one was replaced by another of the same step
@@ -112,8 +113,9 @@ class CheckpointStore:
         return self.root / f"step_{step:08d}.partial"
 
     def _whole(self) -> list[Path]:
-        """Complete checkpoints, oldest first."""
-        return sorted(p for p in self.root.glob("step_*") if p.is_dir() and not p.name.endswith(".partial"))
+        """Complete checkpoints, oldest first; not what somebody has put beside them (step_00000020_copy)."""
+        found = (p for p in self.root.glob("step_*") if p.is_dir() and _NAME.fullmatch(p.name))
+        return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
 
     def _remove_old(self) -> None:
         for old in self._whole()[: -self.keep]:

@@ -73,6 +73,16 @@ def test_kill_at_any_point_of_a_save_leaves_a_whole_checkpoint(tmp_path: Path) -
     assert verify(first) > 0
 
 
+def test_folders_beside_the_checkpoints_are_left_alone(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=1)
+    store.write(meta(1), fill)
+    (tmp_path / "step_00000001_copy").mkdir()
+    store.write(meta(2), fill)
+    store.write(meta(100_000_000), fill)  # a digit more
+    store.write(meta(100_000_001), fill)
+    assert sorted(p.name for p in tmp_path.glob("step_*")) == ["step_00000001_copy", "step_100000001"]
+
+
 def test_damage_is_found_and_named(tmp_path: Path) -> None:
     folder = CheckpointStore(tmp_path, keep=1).write(meta(1), fill)
     verify(folder)
