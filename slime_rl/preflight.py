@@ -32,6 +32,7 @@ from slime_rl.engine.arguments import (
     check_quantization,
     check_router_args,
     check_sglang_args,
+    check_transfer_backend,
     sglang_arguments,
 )
 from slime_rl.engine.device import engine_device
@@ -77,6 +78,7 @@ def preflight(config: Config) -> None:
 
 def _engine_arguments(config: Config) -> str | None:
     check_sglang_args(config)
+    check_transfer_backend(config)
     check_router_args(config)
     passed = len(config.engine.sglang_args) + len(config.router.router_args)
     return "asked the installed SGLang and sglang-router" if passed else "none passed through"

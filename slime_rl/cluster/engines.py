@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,19 +17,27 @@ from slime_rl.engine.guard import EngineGuard, EngineState
 from slime_rl.engine.router import RouterProcess
 
 _CHECKSUM_S = 120.0
+_ABORT_S = 10.0
 
 
 class EngineGroup:
     """All engines of one model and the router in front of them. `beside` is the name of a model that is not the policy:
-    it keeps its weights."""
+    it keeps its weights. `disaggregated`: some of the engines prefill, the others decode."""
 
     def __init__(
-        self, config: Config, handles: Sequence[EngineHandle | ExternalEngine], beside: str | None = None
+        self,
+        config: Config,
+        handles: Sequence[EngineHandle | ExternalEngine],
+        beside: str | None = None,
+        *,
+        disaggregated: bool = False,
     ) -> None:
         name, label = ("router", "") if beside is None else (f"router_{beside}", f"{beside}: ")
-        self.router = RouterProcess(config, config.run_dir, host=serving_host(config), name=name)
-        self.guard = EngineGuard(config, self.router, keeps_weights=beside is not None, label=label)
+        host = serving_host(config)
+        self.router = RouterProcess(config, config.run_dir, host=host, name=name, disaggregated=disaggregated)
         self.headers = config.engine.authorization
+        on_loss = self._abort_all if disaggregated else None
+        self.guard = EngineGuard(config, self.router, keeps_weights=beside is not None, label=label, on_loss=on_loss)
         self.handles = handles
 
     def start(self) -> list[Any]:
@@ -64,6 +73,19 @@ class EngineGroup:
             else:
                 self.guard.admit(url)
 
+    def _abort_all(self, urls: list[str]) -> None:
+        """A prefill engine would wait for a lost decode engine, and the other way round: let requests begin anew."""
+
+        async def tell(url: str) -> None:
+            async with EngineControl(url, _ABORT_S, headers=self.headers) as control:
+                with contextlib.suppress(EngineError):  # it has failed itself
+                    await control.abort()
+
+        async def tell_all() -> None:
+            await asyncio.gather(*map(tell, urls))
+
+        asyncio.run(tell_all())
+
     def stop(self) -> None:
         self.guard.close()
         if ends := [end for handle in self.handles for end in handle.stop()]:
@@ -81,7 +103,7 @@ def policy_engines(config: Config, placement: Placement) -> EngineGroup:
     handles = [
         EngineHandle(engine, placement, index, placement.engine_seats(index)) for index, engine in enumerate(own)
     ]
-    return EngineGroup(config, handles)
+    return EngineGroup(config, handles, disaggregated=policy.is_disaggregated)
 
 
 def other_engines(config: Config, placement: Placement) -> dict[str, EngineGroup]:
@@ -96,7 +118,7 @@ def other_engines(config: Config, placement: Placement) -> dict[str, EngineGroup
             for seats in placement.reserve_engines(group.num_engines, engine.cluster):
                 handles.append(EngineHandle(engine, placement, index, seats))
                 index += 1
-        found[model.name] = EngineGroup(config, handles, model.name)
+        found[model.name] = EngineGroup(config, handles, model.name, disaggregated=model.is_disaggregated)
     return found
 
 

@@ -250,10 +250,22 @@ class Config:
             check(same, "--rollout-num-gpus-per-engine", f"must be as in {FLAG}, or left out", each)
             is_ours = policy.model_path is None or Path(policy.model_path).resolve() == Path(path).resolve()
             check(is_ours, f"{FLAG}: {policy.name}: model_path", f"must be --hf-checkpoint ({path})", policy.model_path)
+        if models[0].is_disaggregated:
+            self._check_disaggregated()
         if url.startswith(SCHEME):
             names = [model.name for model in models if not model.is_policy]
             rule = f"must name a model of {FLAG} that is not the policy ({', '.join(names) or 'there is none'})"
             check(url.removeprefix(SCHEME) in names, "--reward-url", rule, url)
+
+    def _check_disaggregated(self) -> None:
+        """Rules of a policy whose prompts and responses are computed by different engines."""
+        what = f"with prefill and decode engines ({FLAG})"
+        check(not self.cluster.colocate, "--colocate", f"cannot be used {what}: they give no memory back", True)
+        ahead = self.steps_ahead or self.asynchrony.fully_async
+        flag = "--fully-async" if self.asynchrony.fully_async else "--rollout-ahead"
+        rule = f"cannot be used {what}: they do not tell which weights sampled the first token of a request in flight"
+        check(not ahead, flag, rule, self.steps_ahead)
+        check(self.engine.engine_slow_s is None, "--engine-slow-s", f"cannot be used {what}", self.engine.engine_slow_s)
 
     @property
     def served_models(self) -> tuple[ServedModel, ...]:
@@ -275,7 +287,7 @@ class Config:
         passed = self.engine.sglang_args if model.is_policy else ()
         changes: dict[str, tuple[Any, dict[str, Any]]] = {
             "model": (self.model, {"hf_checkpoint": model.model_path or self.model.hf_checkpoint}),
-            "engine": (self.engine, {"sglang_args": (*passed, *group.arguments)}),
+            "engine": (self.engine, {"sglang_args": (*passed, *group.all_arguments)}),
             "cluster": (self.cluster, {"rollout_num_gpus_per_engine": group.num_gpus_per_engine}),
         }
         return self.with_sections(

@@ -9,14 +9,16 @@ sglang:
     model_path: /models/judge          # keeps its weights; has a router of its own
     server_groups:
       - {num_gpus: 2, num_gpus_per_engine: 2}
+      # worker_type: prefill and worker_type: decode in groups of one model: prompts and responses on different engines
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn, get_args
 
 import yaml
 
@@ -27,6 +29,8 @@ POLICY = "policy"
 SCHEME = "sglang:"  # --reward-url sglang:NAME
 _MODEL_KEYS = ("name", "model_path", "update_weights", "num_gpus_per_engine", "server_groups")
 _GROUP_KEYS = ("worker_type", "num_gpus", "num_gpus_per_engine", "overrides")
+MODE_ARGUMENT = "--disaggregation-mode"
+WorkerType = Literal["regular", "prefill", "decode"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,13 @@ class ServerGroup:
     num_engines: int
     num_gpus_per_engine: int
     arguments: tuple[str, ...] = ()  # for SGLang, after those of the run
+    worker_type: WorkerType = "regular"
+
+    @property
+    def all_arguments(self) -> tuple[str, ...]:
+        """With the one that `worker_type` stands for."""
+        mode = () if self.worker_type == "regular" else (f"{MODE_ARGUMENT}={self.worker_type}",)
+        return (*mode, *self.arguments)
 
 
 @dataclass(frozen=True)
@@ -50,6 +61,19 @@ class ServedModel:
     @property
     def num_engines(self) -> int:
         return sum(group.num_engines for group in self.groups)
+
+    @property
+    def is_disaggregated(self) -> bool:
+        """Whether prompts and responses are computed by different engines."""
+        return any(group.worker_type != "regular" for group in self.groups)
+
+
+def worker_type_of(sglang_args: Sequence[str]) -> WorkerType:
+    """What an engine with these arguments is."""
+    for kind in ("prefill", "decode"):
+        if f"{MODE_ARGUMENT}={kind}" in sglang_args:
+            return kind
+    return "regular"
 
 
 def read_served_models(path: str, gpus_per_engine: int) -> tuple[ServedModel, ...]:
@@ -93,13 +117,17 @@ def _model(where: str, entry: Any, gpus_per_engine: int) -> ServedModel:
         _fail(where, "server_groups must be a list", groups)
     each = entry.get("num_gpus_per_engine", gpus_per_engine)
     parts = tuple(_group(f"{where}, group {number}", group, each) for number, group in enumerate(groups))
+    types = {part.worker_type for part in parts}
+    if types not in ({"regular"}, {"prefill", "decode"}):
+        _fail(where, "worker_type must be prefill and decode in its groups, both of them, or regular in all", types)
     return ServedModel(name, None if path is None else str(path), updated, parts)
 
 
 def _group(where: str, entry: Any, gpus_per_engine: int) -> ServerGroup:
     _check_keys(where, entry, _GROUP_KEYS)
-    if entry.get("worker_type", "regular") != "regular":
-        _fail(where, "worker_type must be regular: prefill and decode on different engines is not supported", entry)
+    worker_type = entry.get("worker_type", "regular")
+    if worker_type not in get_args(WorkerType):
+        _fail(where, f"worker_type must be one of {', '.join(get_args(WorkerType))}", worker_type)
     each, num_gpus = entry.get("num_gpus_per_engine", gpus_per_engine), entry.get("num_gpus")
     for name, value in (("num_gpus_per_engine", each), ("num_gpus", num_gpus)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -109,9 +137,8 @@ def _group(where: str, entry: Any, gpus_per_engine: int) -> ServerGroup:
     overrides = entry.get("overrides", {})
     if not isinstance(overrides, dict):
         _fail(where, "overrides must be a mapping of SGLang's arguments to values", overrides)
-    return ServerGroup(
-        num_gpus // each, each, tuple(word for key, value in overrides.items() for word in _words(key, value))
-    )
+    words = tuple(word for key, value in overrides.items() for word in _words(key, value))
+    return ServerGroup(num_gpus // each, each, words, worker_type)
 
 
 def _words(key: Any, value: Any) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import importlib.util
 import json
 import subprocess
 import sys
@@ -20,12 +21,14 @@ from slime_rl.config.quantization import (
     quantized_weights,
     read_quantization,
 )
-from slime_rl.config.served_models import FLAG
+from slime_rl.config.served_models import FLAG, worker_type_of
 from slime_rl.engine.control import WEIGHT_RECEIVER
 from slime_rl.engine.device import engine_device
 from slime_rl.engine.environment import engine_environment
+from slime_rl.engine.ports import free_port
 
 CHECK_TIMEOUT_S = 300.0  # importing sglang takes 10 s, on a busy machine with a cold disk minutes
+TRANSFER_BACKEND = "--disaggregation-transfer-backend"
 CPU_KV_TOKENS = 32768
 CPU_PREFILL_TOKENS = 512  # as fast by token as more would be
 CPU_MEM_FRACTION = 0.8  # an upper bound only: the KV cache is sized by tokens, and its pages come as they are used
@@ -48,6 +51,11 @@ OURS_IN_SGLANG = {
     "custom_weight_loader": "",
     "api_key": "--engine-api-key-file",
     "quantization": f"{FIELD} in config.json of --hf-checkpoint",  # else a running engine takes no new weights
+    "nnodes": "--rollout-num-gpus-per-node",
+    "node_rank": "",
+    "dist_init_addr": "",
+    "disaggregation_mode": "worker_type in --sglang-config",
+    "disaggregation_bootstrap_port": "",
 }
 # Of these, what a group in --sglang-config may set for its own engines: its arguments come after ours and win.
 FREE_IN_GROUPS = ("dtype", "mem_fraction_static", "max_total_tokens")
@@ -60,6 +68,9 @@ OURS_IN_ROUTER = {
     "prometheus_host": "",
     "prometheus_port": "",
     "worker_urls": "",
+    "pd_disaggregation": "worker_type in --sglang-config",
+    "prefill": "",
+    "decode": "",
     "api_key": "--engine-api-key-file",
 }
 
@@ -137,6 +148,34 @@ def check_quantization(config: Config, device: str) -> str | None:
                 f"--engine-dtype must be bfloat16 or float16 where {path}/config.json has a {FIELD}, got float32"
             )
     return f"fp8 in blocks of {blocks.rows}x{blocks.columns}: {len(weights)} weights"
+
+
+def disaggregation_arguments(config: Config, device: Literal["cpu", "cuda"], host: str) -> list[str]:
+    """What a prefill or decode engine is told beside its mode: where decode engines find it; how it keeps what gives
+    way to others without pinned memory."""
+    kind = worker_type_of(config.engine.sglang_args)
+    if kind == "prefill":
+        return [f"--disaggregation-bootstrap-port={free_port(host)}"]
+    return ["--disaggregation-decode-retraction-backup=cpu_tensor"] if (kind, device) == ("decode", "cpu") else []
+
+
+def check_transfer_backend(config: Config) -> None:
+    """Check that prefill engines can send to decode engines: on CPU there is always a way.
+
+    Raises:
+        ValueError: Mooncake, SGLang's default, is not installed.
+    """
+    if engine_device(config.cluster.device) == "cpu":
+        return
+    for model in (model for model in config.served_models if model.is_disaggregated):
+        for group in model.groups:
+            passed = config.for_engine(model, group).engine.sglang_args
+            other = any(TRANSFER_BACKEND in argument and "mooncake" not in argument for argument in passed)
+            if not other and importlib.util.find_spec("mooncake") is None:
+                raise ValueError(
+                    f"{FLAG} {config.engine.sglang_config}: {model.name}: prefill and decode engines need Mooncake "
+                    f"(pip install mooncake-transfer-engine), or another {TRANSFER_BACKEND} in their overrides"
+                )
 
 
 def check_sglang_args(config: Config) -> None:

@@ -76,7 +76,7 @@ class EngineGuard:
 
     `probe(url, timeout_s)` says whether an engine's scheduler answers; an answer of the HTTP process alone would hide a
     hung scheduler. With `keeps_weights` engines get none from the trainer, so none is ever stale for long. Lines of the
-    log begin with `label` ("judge: ").
+    log begin with `label` ("judge: "). `on_loss(urls of the others)` is called when one was taken out of the router.
     """
 
     def __init__(
@@ -87,8 +87,9 @@ class EngineGuard:
         *,
         keeps_weights: bool = False,
         label: str = "",
+        on_loss: Callable[[list[str]], None] | None = None,
     ) -> None:
-        self.keeps_weights, self.label = keeps_weights, label
+        self.keeps_weights, self.label, self.on_loss = keeps_weights, label, on_loss
         engine = config.engine
         self.first_wait_s, self.interval_s = engine.engine_health_first_wait_s, engine.engine_health_interval_s
         self.timeout_s, self.budget = engine.engine_health_timeout_s, engine.max_engine_restarts
@@ -232,6 +233,8 @@ class EngineGuard:
         with self._lock:
             member.state = EngineState.DOWN
         self._take_out(member)
+        if self.on_loss is not None:
+            self.on_loss(self.urls(EngineState.SERVING, EngineState.STALE))
         while True:
             self._spend("engine", f"engine {member.index} {reason}")
             try:

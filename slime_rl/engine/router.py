@@ -31,10 +31,21 @@ HEALTH_FAILURES = 2
 
 
 class RouterProcess:
-    """A router; its log is RUN_DIR/logs/NAME.log. Requests go to `url`; control routes do not pass it."""
+    """A router; its log is RUN_DIR/logs/NAME.log. Requests go to `url`; control routes do not pass it.
 
-    def __init__(self, config: Config, run_dir: Path, *, host: str = "127.0.0.1", name: str = "router") -> None:
-        self.config, self.host = config, host
+    `disaggregated`: it sends each request to a prefill and to a decode engine.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        run_dir: Path,
+        *,
+        host: str = "127.0.0.1",
+        name: str = "router",
+        disaggregated: bool = False,
+    ) -> None:
+        self.config, self.host, self.disaggregated = config, host, disaggregated
         self.log_path = Path(run_dir) / "logs" / f"{name}.log"
         self._process: SupervisedProcess | None = None
         self._url: str | None = None
@@ -126,7 +137,8 @@ class RouterProcess:
         """
         deadline = time.monotonic() + timeout_s
         key = self.config.engine.api_key
-        self._call("POST", "/workers", {"url": url} if key is None else {"url": url, "api_key": key})
+        worker = {"url": url} | ({} if key is None else {"api_key": key})
+        self._call("POST", "/workers", worker | (self._role(url) if self.disaggregated else {}))
         while time.monotonic() < deadline:
             worker = self._find(url)
             if worker is not None and worker["is_healthy"]:
@@ -154,13 +166,23 @@ class RouterProcess:
         """Whether each engine is healthy, as the router sees it, by URL."""
         return {worker["url"]: worker["is_healthy"] for worker in self._call("GET", "/workers")["workers"]}
 
+    def _role(self, url: str) -> dict[str, Any]:
+        """What the router must be told of a prefill or decode engine, as the engine says it."""
+        told = self._send("GET", f"{url}/server_info")
+        mode = told["disaggregation_mode"]
+        port = {"bootstrap_port": told["disaggregation_bootstrap_port"]} if mode == "prefill" else {}
+        return {"worker_type": mode, **port}
+
     def _find(self, url: str) -> dict[str, Any] | None:
         return next((w for w in self._call("GET", "/workers")["workers"] if w["url"] == url), None)
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        return self._send(method, self.url + path, body)
+
+    def _send(self, method: str, url: str, body: dict[str, Any] | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(
-            self.url + path,
+            url,
             data=data,
             headers={"Content-Type": "application/json", **self.config.engine.authorization},
             method=method,
@@ -170,9 +192,9 @@ class RouterProcess:
             with opener.open(request, timeout=CALL_TIMEOUT_S) as answer:
                 content = answer.read()
         except urllib.error.HTTPError as error:
-            raise RuntimeError(f"router {method} {path}: HTTP {error.code}: {error.read().decode()[:500]}") from error
+            raise RuntimeError(f"{method} {url}: HTTP {error.code}: {error.read().decode()[:500]}") from error
         except (OSError, http.client.HTTPException) as error:  # also an answer that breaks off
-            raise RuntimeError(f"router {self.url} does not answer {method} {path}: {error}") from error
+            raise RuntimeError(f"no answer to {method} {url}: {error}") from error
         return json.loads(content) if content else None
 
     def _launch(self, port: int) -> None:
@@ -180,7 +202,7 @@ class RouterProcess:
         self._process = SupervisedProcess(
             [
                 *(sys.executable, "-m", "slime_rl.engine.launch_router"),
-                *router_arguments(self.config, self.host, port, prometheus_port),
+                *router_arguments(self.config, self.host, port, prometheus_port, self.disaggregated),
                 *key_file_arguments(self.config.engine.engine_api_key_file),
             ],
             program_environment(),
@@ -190,7 +212,9 @@ class RouterProcess:
         self._url = f"http://{self.host}:{port}"
 
 
-def router_arguments(config: Config, host: str, port: int, prometheus_port: int) -> list[str]:
+def router_arguments(
+    config: Config, host: str, port: int, prometheus_port: int, disaggregated: bool = False
+) -> list[str]:
     """Arguments of the router; the user's own come last and win."""
     health_timeout_s = max(1, math.floor(config.engine.engine_health_timeout_s / HEALTH_FAILURES) - HEALTH_INTERVAL_S)
     arguments = {
@@ -209,6 +233,8 @@ def router_arguments(config: Config, host: str, port: int, prometheus_port: int)
     }
     # Health checks take a dead engine out; the breaker would starve a healthy one for a minute after a few failures.
     switches = ["--disable-circuit-breaker"]
+    if disaggregated:
+        switches.append("--pd-disaggregation")
     if config.router.router_policy == "manual":
         switches.append("--assignment-mode=min_load")  # where a new episode goes
     return [*(f"--{name}={value}" for name, value in arguments.items()), *switches, *config.router.router_args]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from slime_rl.config import Config
 from slime_rl.engine.api_key import key_file_arguments
-from slime_rl.engine.arguments import check_context_length, sglang_arguments
+from slime_rl.engine.arguments import check_context_length, disaggregation_arguments, sglang_arguments
 from slime_rl.engine.device import engine_device
 from slime_rl.engine.environment import engine_environment
 from slime_rl.engine.ports import free_port
@@ -138,12 +138,14 @@ class EngineServer:
         is_plain = device == "cuda" and not key and not trace
         program = ["sglang.launch_server"] if is_plain else ["slime_rl.engine.launch_engine", "serve", kind]
         arguments = [*sglang_arguments(self.config, self.index, device, self.host, port), *key, *trace]
+        arguments += disaggregation_arguments(self.config, device, self.host)
         if self.meeting:
             nodes = self.config.cluster.nodes_per_engine
             arguments += [f"--nnodes={nodes}", f"--node-rank={self.node_rank}", f"--dist-init-addr={self.meeting}"]
         self._process = SupervisedProcess(
             [sys.executable, "-m", *program, *arguments],
-            engine_environment(device, self.gpus, self.config.engine.engine_threads, self._shards()),
+            engine_environment(device, self.gpus, self.config.engine.engine_threads, self._shards())
+            | {"SGLANG_HOST_IP": self.host},
             self.log_path,
             shm_prefix=SGLANG_SHM_PREFIX,
         )

@@ -6,8 +6,12 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 
 def base_flags(data: Path, run_dir: Path) -> list[str]:
@@ -41,6 +45,36 @@ def start_train(flags: list[str], log_path: Path) -> subprocess.Popen[bytes]:
     """Begin a run whose output goes to `log_path`."""
     with log_path.open("w") as log:
         return subprocess.Popen(train_command(flags), env=environment(), stdout=log, stderr=log)
+
+
+def killed_after(
+    num_steps: int, flags: list[str], victim: Callable[[int], psutil.Process], timeout_s: float = 300
+) -> None:
+    """A whole run that loses `victim(pid of the driver)` after a number of steps, and must end well all the same."""
+    run_dir = Path(flags[flags.index("--run-dir") + 1])
+    log = run_dir.with_name("log")
+    driver = start_train(flags, log)
+    try:
+        deadline = time.monotonic() + timeout_s
+        while not (run_dir / "metrics.jsonl").exists() or len(train_metrics(run_dir)) < num_steps:
+            assert driver.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+        victim(driver.pid).kill()
+        assert driver.wait(timeout=timeout_s) == 0, log.read_text()
+    finally:
+        driver.kill()
+
+
+def server_with(argument: str, driver: int) -> psutil.Process:
+    """The SGLang server with this argument, wherever it is below the driver."""
+    for process in psutil.Process(driver).children(recursive=True):
+        try:
+            words = process.cmdline()
+        except psutil.Error:
+            continue
+        if argument in words and not any(word.endswith("supervise.py") for word in words):
+            return process
+    raise AssertionError(f"no server has {argument}")
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:

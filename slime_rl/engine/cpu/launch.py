@@ -51,6 +51,9 @@ def serve(argv: list[str], *, seeded: bool, trace: Path | None = None) -> None:
         from slime_rl.engine.cpu import seeded_sampling
 
         seeded_sampling.install()
+    if any(argument.startswith("--disaggregation-mode") for argument in argv):
+        disaggregation = importlib.import_module("slime_rl.engine.cpu.disaggregation")
+        disaggregation.install()
     traced_requests.install(trace)
     from sglang.launch_server import run_server
     from sglang.srt.server_args import prepare_server_args

@@ -8,7 +8,7 @@ import pytest
 from factories import make_config, write_model_folder
 
 from slime_rl.config import Config
-from slime_rl.config.served_models import ServerGroup
+from slime_rl.config.served_models import ServerGroup, worker_type_of
 
 
 def write(tmp_path: Path, text: str) -> str:
@@ -84,7 +84,11 @@ def test_a_reward_may_come_from_a_model_beside_the_policy(tmp_path: Path) -> Non
         ),
         (
             "sglang: [{name: p, server_groups: [{num_gpus: 1, worker_type: prefill}]}]",
-            "prefill and decode on different engines is not supported",
+            "worker_type must be prefill and decode in its groups, both of them, or regular in all",
+        ),
+        (
+            "sglang: [{name: p, server_groups: [{num_gpus: 1, worker_type: encode}]}]",
+            "worker_type must be one of regular, prefill, decode, got 'encode'",
         ),
         ("sglang: [{name: p, server_groups: [{num_gpus: 1, overrides: [a]}]}]", "overrides must be a mapping"),
         ("sglang: [{name: p, model_path: /none, server_groups: [{num_gpus: 1}]}]", "must be a folder that exists"),
@@ -103,6 +107,36 @@ def test_a_reward_may_come_from_a_model_beside_the_policy(tmp_path: Path) -> Non
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=f"--sglang-config.*{message}"):
         config_of(tmp_path, text)
+
+
+DISAGGREGATED = """sglang: [{name: p, server_groups: [
+    {num_gpus: 2, worker_type: prefill, overrides: {chunked-prefill-size: 512}},
+    {num_gpus: 1, worker_type: decode}]}]"""
+
+
+def test_prefill_and_decode_engines(tmp_path: Path) -> None:
+    config = config_of(tmp_path, DISAGGREGATED)
+    (policy,) = config.served_models
+    assert policy.is_disaggregated and config.cluster.rollout_num_engines == 3
+    found = [config.for_engine(policy, group).engine.sglang_args for group in policy.groups]
+    assert found == [("--disaggregation-mode=prefill", "--chunked-prefill-size=512"), ("--disaggregation-mode=decode",)]
+    assert [worker_type_of(arguments) for arguments in [*found, ()]] == ["prefill", "decode", "regular"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--rollout-ahead", "1"), "--rollout-ahead cannot be used with prefill and decode engines"),
+        (("--fully-async", "--max-staleness", "1"), "--fully-async cannot be used with prefill and decode engines"),
+        (("--colocate", "--train-num-workers", "4"), "--colocate cannot be used with prefill and decode engines"),
+        (("--engine-slow-s", "1"), "--engine-slow-s cannot be used with prefill and decode engines"),
+    ],
+)
+def test_what_prefill_and_decode_engines_cannot_do_is_refused(
+    tmp_path: Path, flags: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        config_of(tmp_path, DISAGGREGATED, "--rollout-batch-size", "8", *flags)
 
 
 def test_engines_of_every_model_fill_whole_nodes(tmp_path: Path) -> None:

@@ -113,6 +113,15 @@ def test_a_dead_engine_leaves_the_router_and_comes_back_only_when_admitted(tmp_p
     scene.guard.close()
 
 
+def test_the_others_are_told_of_a_loss(tmp_path: Path) -> None:
+    told: list[list[str]] = []
+    scene = Scene(tmp_path, on_loss=told.append)
+    scene.engines[0].ended = "exited with 1"
+    scene.wait_for(lambda: bool(told))
+    assert told == [["b0"]]
+    scene.guard.close()
+
+
 def test_a_hung_engine_is_replaced_after_the_timeout(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     scene.engines[1].answering = False
