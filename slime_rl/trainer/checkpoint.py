@@ -125,8 +125,14 @@ def _load(state: TrainState, wanted: dict[str, Any], path: Path) -> Any:
         return dist_checkpointing.load(wanted, str(path), strategy)
     except (dist_checkpointing.core.CheckpointingException, CheckpointException) as error:
         raise ValueError(
-            f"--load: the checkpoint in {path} does not fit the model of --hf-checkpoint: {error}"
+            f"--load: the checkpoint in {path} does not fit the model of --hf-checkpoint: {_reason(error)}"
         ) from error
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong on the first rank that failed; torch puts the traceback of every rank into its message."""
+    failures = error.failures if isinstance(error, CheckpointException) else {}
+    return str(next((failure for failure, _ in failures.values()), error))[:300]  # some list every tensor
 
 
 def _expert_split(state: TrainState) -> list[int] | None:
