@@ -47,19 +47,18 @@ def start_train(flags: list[str], log_path: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(train_command(flags), env=environment(), stdout=log, stderr=log)
 
 
-def killed_after(
-    num_steps: int, flags: list[str], victim: Callable[[int], psutil.Process], timeout_s: float = 300
-) -> None:
-    """A whole run that loses `victim(pid of the driver)` after a number of steps, and must end well all the same."""
+def run_with_kills(flags: list[str], kills: dict[int, Callable[[int], psutil.Process]], timeout_s: float = 300) -> None:
+    """A whole run that must end well although it loses `kills[steps](pid of the driver)` after so many steps."""
     run_dir = Path(flags[flags.index("--run-dir") + 1])
     log = run_dir.with_name("log")
     driver = start_train(flags, log)
     try:
-        deadline = time.monotonic() + timeout_s
-        while not (run_dir / "metrics.jsonl").exists() or len(train_metrics(run_dir)) < num_steps:
-            assert driver.poll() is None and time.monotonic() < deadline, log.read_text()
-            time.sleep(0.1)
-        victim(driver.pid).kill()
+        for num_steps, victim in kills.items():
+            deadline = time.monotonic() + timeout_s
+            while not (run_dir / "metrics.jsonl").exists() or len(train_metrics(run_dir)) < num_steps:
+                assert driver.poll() is None and time.monotonic() < deadline, log.read_text()
+                time.sleep(0.1)
+            victim(driver.pid).kill()
         assert driver.wait(timeout=timeout_s) == 0, log.read_text()
     finally:
         driver.kill()
