@@ -119,7 +119,7 @@ class Browser:
         """The value of a JavaScript function body; `arguments` holds `args`."""
         return self._call("POST", "/execute/sync", {"script": script, "args": list(args)})
 
-    def wait(self, script: str, *args: Any, timeout_s: float = 20.0) -> Any:
+    def wait(self, script: str, *args: Any, timeout_s: float = 60.0) -> Any:
         """Until `script` gives something true, which is returned.
 
         Raises:

@@ -13,6 +13,8 @@ from typing import Any
 
 import psutil
 
+LIMIT_S = 1200.0  # of a run that takes half a minute on a quiet machine; only one that hangs lasts longer
+
 
 def base_flags(data: Path, run_dir: Path) -> list[str]:
     """Flags of a GRPO run with steps of 4 x 4 samples."""
@@ -34,7 +36,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def run_train(flags: list[str], timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
+def run_train(flags: list[str], timeout_s: float = LIMIT_S) -> subprocess.CompletedProcess[str]:
     """A whole run; its output is in the result."""
     return subprocess.run(
         train_command(flags), env=environment(), capture_output=True, text=True, timeout=timeout_s, check=False
@@ -47,7 +49,9 @@ def start_train(flags: list[str], log_path: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(train_command(flags), env=environment(), stdout=log, stderr=log)
 
 
-def run_with_kills(flags: list[str], kills: dict[int, Callable[[int], psutil.Process]], timeout_s: float = 300) -> None:
+def run_with_kills(
+    flags: list[str], kills: dict[int, Callable[[int], psutil.Process]], timeout_s: float = LIMIT_S
+) -> None:
     """A whole run that must end well although it loses `kills[steps](pid of the driver)` after so many steps."""
     run_dir = Path(flags[flags.index("--run-dir") + 1])
     log = run_dir.with_name("log")
@@ -77,7 +81,9 @@ def server_with(argument: str, driver: int) -> psutil.Process:
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    """The whole lines: a run that goes on may be writing another one."""
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def train_metrics(run_dir: Path, having: str = "train/loss") -> list[dict[str, Any]]:

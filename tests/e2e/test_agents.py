@@ -73,7 +73,7 @@ def run(engine: tuple[Config, str], function: Any, sample: Sample) -> list[Sampl
         server = Gateway()
         await server.start()
         try:
-            async with EngineClient(url, max_in_flight=4, timeout_s=60) as client:
+            async with EngineClient(url, max_in_flight=4, timeout_s=600) as client:
                 tokenizer = load_tokenizer(config)
                 with use_runtime(
                     RolloutRuntime(client=client, tokenizer=tokenizer, make_parser=PlainParser, gateway=server)
@@ -97,7 +97,7 @@ def recomputed(url: str, tokens: list[int]) -> list[float]:
     request = urllib.request.Request(
         url + "/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}, method="POST"
     )
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60) as answer:
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=600) as answer:
         entries = json.loads(answer.read())["meta_info"]["input_token_logprobs"]
     return [entry[0] for entry in entries[1:]]
 
@@ -149,7 +149,7 @@ def test_sessions_of_the_gateway_survive_the_kill_of_an_engine(engine: tuple[Con
     async def go() -> list[Sample]:
         server = Gateway()
         await server.start()
-        async with EngineClient(router.url, max_in_flight=16, timeout_s=60) as client:
+        async with EngineClient(router.url, max_in_flight=16, timeout_s=600) as client:
             runtime = RolloutRuntime(
                 client=client, tokenizer=load_tokenizer(config), make_parser=PlainParser, gateway=server
             )

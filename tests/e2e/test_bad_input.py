@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 from e2e_runs import base_flags, run_train
+from processes import wait_for
 
 REWARD = "--reward-function-path"
 
@@ -47,14 +48,17 @@ CASES = [
 ]
 
 
+def processes_of(run_dir: Path) -> list[psutil.Process]:
+    return [p for p in psutil.process_iter(["cmdline"]) if str(run_dir) in " ".join(p.info["cmdline"] or [])]
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_mistake_ends_in_one_clear_message(case: str, quickstart_data: Path, tmp_path: Path) -> None:
     flags, message = case_flags(case, tmp_path)
     run_dir = tmp_path / "run"
-    result = run_train([*base_flags(quickstart_data, run_dir), "--num-steps", "2", *flags], timeout_s=240)
+    result = run_train([*base_flags(quickstart_data, run_dir), "--num-steps", "2", *flags])
     lines = [line for line in result.stderr.splitlines() if line.startswith("slime_rl: ")]
     assert result.returncode == (1 if case == "engine start" else 2), result.stdout + result.stderr
     assert message in result.stderr
     assert lines and "Traceback (most recent call last)" not in result.stderr + result.stdout
-    left = [p for p in psutil.process_iter(["cmdline"]) if str(run_dir) in " ".join(p.info["cmdline"] or [])]
-    assert not left
+    wait_for(lambda: not processes_of(run_dir))

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from dashboard_site import get, look, open_browser, serve
-from e2e_runs import base_flags, start_train
+from e2e_runs import LIMIT_S, base_flags, start_train
 
 VIEWS = {
     "overview": ["accuracy · heldout", "rollout/reward_mean", "train/loss"],
@@ -34,8 +34,8 @@ def test_a_run_is_shown_live_and_finished_with_what_training_saw(quickstart_data
             while get(f"{url}/api/runs")[0]["state"] != "running":  # told by its lock: nothing is written yet
                 assert process.poll() is None, (tmp_path / "run.log").read_text()
             look(browser, url, "tab=overview")
-            browser.wait("return document.getElementById('main').innerText.includes('4 of 4 steps')", timeout_s=240)
-            assert process.wait(120) == 0, (tmp_path / "run.log").read_text()
+            browser.wait("return document.getElementById('main').innerText.includes('4 of 4 steps')", timeout_s=LIMIT_S)
+            assert process.wait(LIMIT_S) == 0, (tmp_path / "run.log").read_text()
             browser.wait("return document.getElementById('state').innerText === 'finished'")
             for address, shown in VIEWS.items():
                 text = look(browser, url, f"tab={address}")

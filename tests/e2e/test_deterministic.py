@@ -25,7 +25,7 @@ def test_seeded_requests_do_not_depend_on_what_else_runs(tmp_path: Path) -> None
 
     async def run(seeds: list[int]) -> dict[int, tuple[list[int], list[float]]]:
         sampling = {"max_new_tokens": 12, "temperature": 1.0, "ignore_eos": True}
-        async with EngineClient(engine.url, max_in_flight=64, timeout_s=120) as client:
+        async with EngineClient(engine.url, max_in_flight=64, timeout_s=600) as client:
             requests = [client.generate([5, 6, 7 + seed % 3], {**sampling, "sampling_seed": seed}) for seed in seeds]
             answers = await asyncio.gather(*requests)
         return {seed: (answer.tokens, answer.log_probs) for seed, answer in zip(seeds, answers, strict=True)}

@@ -13,12 +13,14 @@ def test_a_run_survives_its_parts_and_leaves_nothing_when_it_is_ended(quickstart
     try:
         run.wait(lambda: run.steps() >= 2, "two steps")
         assert run.driver.poll() is None, (run.folder / "log").read_text()
+        run.wait(lambda: bool(run.find("scheduler")), "a scheduler")
         first = min(run.find("scheduler"), key=lambda process: process.pid)  # a look may catch one as it forks
         first.kill()
         run.wait(lambda: any("serves again at http" in line for line in run.fault_lines()), "the engine's return")
         lines = run.fault_lines()
         assert any(" engine 0 " in line or " engine 1 " in line for line in lines)
         assert any("it gets no traffic before it has current weights" in line for line in lines)
+        run.wait(lambda: bool(run.find("trainer")), "a train worker")
         worker = min(run.find("trainer"), key=lambda process: process.pid)
         worker.kill()
         run.wait(lambda: any("the train group goes on after step" in line for line in run.fault_lines()), "a restart")
@@ -27,7 +29,7 @@ def test_a_run_survives_its_parts_and_leaves_nothing_when_it_is_ended(quickstart
         assert run.driver.poll() is None, (run.folder / "log").read_text()
     finally:
         run.driver.send_signal(signal.SIGTERM)
-        code = run.driver.wait(timeout=60)
+        code = run.driver.wait(timeout=600)
     assert code == 128 + signal.SIGTERM
     said = [line for line in (run.folder / "log").read_text().splitlines() if line.startswith("slime_rl:")]
     assert said == ["slime_rl: ended by SIGTERM; nothing is left running"]

@@ -96,7 +96,7 @@ def generate(url: str) -> list[tuple[list[int], Generation]]:
     prompts = [[source.randrange(3, 98) for _ in range(10)] for _ in range(3)]
 
     async def run() -> list[Generation]:
-        async with EngineClient(url, max_in_flight=8, timeout_s=120) as client:
+        async with EngineClient(url, max_in_flight=8, timeout_s=600) as client:
             sampling = {"max_new_tokens": 16, "temperature": 1.0, "ignore_eos": True}
             return await asyncio.gather(*(client.generate(prompt, sampling) for prompt in prompts))
 

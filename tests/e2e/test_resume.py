@@ -10,12 +10,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from e2e_runs import start_train, train_metrics
+from e2e_runs import LIMIT_S, start_train, train_metrics
 
 from slime_rl.buffer.dumps import RolloutDumps
 from slime_rl.types import Group, Sample, Status
 
-NUM_STEPS, KILLS = 20, (7, 12, 17)
+NUM_STEPS, KILLS = 20, (5, 9, 13)  # the last well before the end, which must not come first
 LOSS_VALUES = ("train/loss", "train/pg_loss", "train/grad_norm", "train/kl_loss", "train/logprob_diff_mean_abs")
 
 
@@ -42,7 +42,7 @@ def run_until(flags: list[str], folder: Path, finished: int | None) -> None:
     """Run to the end, or kill -9 the driver once `finished` steps are in metrics.jsonl."""
     process = start_train(flags, folder / "log")
     metrics = folder / "run" / "metrics.jsonl"
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + LIMIT_S
     while process.poll() is None:
         assert time.monotonic() < deadline, (folder / "log").read_text()
         if finished is not None and metrics.exists() and metrics.read_text().count('"train/loss"') >= finished:
