@@ -32,12 +32,14 @@ from slime_rl.weight_sync.quantize import EngineForm
 from slime_rl.weight_sync.sender import make_sender
 
 TOLERANCE = 1e-4
-# Rows of what SGLang fuses are multiples of 128; the hidden size, which is the columns of most weights, is not.
+RANKS = ("--rollout-num-gpus-per-engine", "2")
+# On each of two ranks the rows of what SGLang fuses are multiples of 128; the hidden size, which is the columns of most
+# weights, is not.
 SHAPE = {
     "hidden_size": 160,
     "intermediate_size": 256,
     "num_attention_heads": 8,
-    "num_key_value_heads": 4,
+    "num_key_value_heads": 8,
     "head_dim": 32,
 }
 
@@ -77,13 +79,13 @@ def gap(model: Any, prompt: list[int], tokens: list[int], log_probs: list[float]
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EngineServer, Path, dict[str, Any]]]:
-    """One engine of an fp8 folder, that folder, and two sets of plain weights: A, from which it was made, and B."""
+    """An engine of an fp8 folder, that folder, and two sets of plain weights: A, from which it was made, and B."""
     folder = tmp_path_factory.mktemp("fp8")
     plain = {name: write_tiny_checkpoint(folder / name, seed=seed, **SHAPE) for seed, name in enumerate("AB")}
     weights = {name: load_file(path / "model.safetensors") for name, path in plain.items()}
     model = quantize_checkpoint(plain["A"])
-    lengths = ("--max-prompt-len", "64", "--max-response-len", "64")
-    server = EngineServer(make_config(folder, "--hf-checkpoint", str(model), *lengths), 0, folder / "run")
+    flags = ("--hf-checkpoint", str(model), "--max-prompt-len", "64", "--max-response-len", "64", *RANKS)
+    server = EngineServer(make_config(folder, *flags), 0, folder / "run")
     try:
         server.start()
         yield server, model, weights
@@ -121,7 +123,7 @@ def test_quantised_weights_are_served_after_every_transport(
     sums: dict[str, set[str]] = {"A": {checksum(server.url)}, "B": set()}
     version = 0
     for transport in ("tensor", "distributed", "disk", "disk-delta"):
-        flags = ("--hf-checkpoint", str(folder), "--weight-sync", transport)
+        flags = ("--hf-checkpoint", str(folder), "--weight-sync", transport, *RANKS)
         sender = make_sender(make_config(tmp_path, *flags), [server.url])
         try:
             for name, max_bytes in (("B", 1 << 30), ("A", 100_000)):

@@ -36,6 +36,8 @@ def install() -> None:
 
 def _leave_as_they_are(method: Any, layer: Any) -> None:
     """Nothing to pack."""
+    if method.weight_block_size is None:
+        raise NotImplementedError("fp8 weights on CPU need a weight_block_size in quantization_config")
 
 
 def _linear(method: Any, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
