@@ -78,8 +78,9 @@ def preflight(config: Config) -> None:
 
 def _engine_arguments(config: Config) -> str | None:
     check_sglang_args(config)
-    check_transfer_backend(config)
     check_router_args(config)
+    if any(model.is_disaggregated for model in config.served_models) and _device(config) != "cpu":
+        check_transfer_backend(config)
     passed = len(config.engine.sglang_args) + len(config.router.router_args)
     return "asked the installed SGLang and sglang-router" if passed else "none passed through"
 

@@ -160,13 +160,11 @@ def disaggregation_arguments(config: Config, device: Literal["cpu", "cuda"], hos
 
 
 def check_transfer_backend(config: Config) -> None:
-    """Check that prefill engines can send to decode engines: on CPU there is always a way.
+    """Check that prefill engines on GPUs can send to decode engines.
 
     Raises:
         ValueError: Mooncake, SGLang's default, is not installed.
     """
-    if engine_device(config.cluster.device) == "cpu":
-        return
     for model in (model for model in config.served_models if model.is_disaggregated):
         for group in model.groups:
             passed = config.for_engine(model, group).engine.sglang_args

@@ -51,6 +51,9 @@ def serve(argv: list[str], *, seeded: bool, trace: Path | None = None) -> None:
         from slime_rl.engine.cpu import seeded_sampling
 
         seeded_sampling.install()
+    latent_attention = importlib.import_module("slime_rl.engine.cpu.latent_attention")
+    if latent_attention.is_needed(_model_path(argv)):
+        latent_attention.install()
     if any(argument.startswith("--disaggregation-mode") for argument in argv):
         disaggregation = importlib.import_module("slime_rl.engine.cpu.disaggregation")
         disaggregation.install()

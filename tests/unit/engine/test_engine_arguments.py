@@ -8,11 +8,14 @@ import pytest
 from factories import make_config, write_prompts
 from tiny_checkpoint import quantize_checkpoint, write_tiny_checkpoint
 
+from slime_rl.config import Config
 from slime_rl.engine.arguments import (
     check_context_length,
     check_quantization,
     check_router_args,
     check_sglang_args,
+    check_transfer_backend,
+    disaggregation_arguments,
     sglang_arguments,
 )
 from slime_rl.engine.router import router_arguments
@@ -159,3 +162,31 @@ def test_episodes_begin_on_the_engine_with_least_to_do(tmp_path: Path) -> None:
     arguments = router_arguments(make_config(tmp_path, "--router-policy", "manual"), "127.0.0.1", 1, 2)
     assert "--policy=manual" in arguments and "--assignment-mode=min_load" in arguments
     assert "--assignment-mode=min_load" not in router_arguments(make_config(tmp_path), "127.0.0.1", 1, 2)
+
+
+def test_prefill_engines_on_gpus_need_a_way_to_send(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+
+    def config_of(overrides: str) -> Config:
+        groups = [f"{{num_gpus: 1, worker_type: {kind}{overrides}}}" for kind in ("prefill", "decode")]
+        (tmp_path / "engines.yaml").write_text(f"sglang: [{{name: p, server_groups: [{', '.join(groups)}]}}]")
+        return make_config(tmp_path, "--sglang-config", str(tmp_path / "engines.yaml"))
+
+    with pytest.raises(ValueError, match=r"--sglang-config .*: p: prefill and decode engines need Mooncake"):
+        check_transfer_backend(config_of(""))
+    check_transfer_backend(config_of(", overrides: {disaggregation-transfer-backend: nixl}"))
+
+
+def test_what_an_engine_of_two_kinds_is_told(tmp_path: Path) -> None:
+    groups = [f"{{num_gpus: 1, worker_type: {kind}}}" for kind in ("prefill", "decode")]
+    (tmp_path / "engines.yaml").write_text(f"sglang: [{{name: p, server_groups: [{', '.join(groups)}]}}]")
+    config = make_config(tmp_path, "--sglang-config", str(tmp_path / "engines.yaml"))
+    (policy,) = config.served_models
+    prefill, decode = (config.for_engine(policy, group) for group in policy.groups)
+    ((told),) = disaggregation_arguments(prefill, "cuda", "127.0.0.1")
+    assert told.startswith("--disaggregation-bootstrap-port=")
+    assert disaggregation_arguments(decode, "cuda", "127.0.0.1") == []
+    assert disaggregation_arguments(decode, "cpu", "127.0.0.1") == [
+        "--disaggregation-decode-retraction-backup=cpu_tensor"
+    ]
+    assert disaggregation_arguments(config, "cpu", "127.0.0.1") == []
