@@ -23,7 +23,7 @@ def install() -> None:
     absorbed = handlers.AttnForwardMethod.MLA
     handlers.AttentionBackendRegistry.register("torch_native", lambda *_: absorbed)
     rotary = importlib.import_module("sglang.srt.layers.rotary_embedding.factory")
-    rotary.get_rope_cpu = partial(_rope, rotary.get_rope, rotary.get_rope_cpu)
+    vars(rotary)["get_rope_cpu"] = partial(_rope, rotary.get_rope, rotary.get_rope_cpu)
 
 
 def _rope(plain: Any, scaled: Any, *args: Any, **kwargs: Any) -> Any:
