@@ -10,7 +10,7 @@ it and are found. The kernel kills the command when the supervisor itself is kil
 
 Usage: python supervise.py CONTROL_FD OWNER_PID SCRATCH_DIR SHM_PREFIX COMMAND [ARG ...]
 At the end SCRATCH_DIR is removed ("" for none), and of shared memory: the files /dev/shm/SHM_PREFIX* that the command
-mapped or that are new and nobody's ("" for none), and what torch shares by name, whose own keeper is killed too.
+mapped or that are new and nobody's ("" for none), and what torch and SGLang call by the pid of a process below us.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Supervisor:
                 self.wait_for_child(KILL_LIMIT_S)
         self.note_shared_memory()
         self.kill_descendants()
-        for path in self.shm_files | self.torch_files() | self.unmapped_files():
+        for path in self.shm_files | self.files_with_our_pids() | self.unmapped_files():
             remove_file(path)
         return self.ended.get(self.child, -signal.SIGKILL)
 
@@ -107,9 +107,12 @@ class Supervisor:
         mapped = {path for pid in processes() for path in mapped_files(pid)} if new else set()
         return new - mapped
 
-    def torch_files(self) -> set[str]:
-        """Files of tensors that processes below us shared by name: torch calls them torch_PID_RANDOM_COUNTER."""
-        return shared_memory_files(*(f"torch_{pid}_" for pid in self.killed | set(self.ended)))
+    def files_with_our_pids(self) -> set[str]:
+        """Files that processes below us made: torch_PID_RANDOM_COUNTER of tensors, sgl_shm_KIND_PID_RANDOM of queues
+        between ranks of SGLang."""
+        pids = self.killed | set(self.ended)
+        queues = {path for path in shared_memory_files("sgl_shm_") if path.split("_")[-2] in map(str, pids)}
+        return queues | shared_memory_files(*(f"torch_{pid}_" for pid in pids))
 
     def reap(self) -> None:
         """Collect every ended child, orphans that were handed to us included."""

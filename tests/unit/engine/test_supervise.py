@@ -194,20 +194,26 @@ def test_shared_memory_of_a_command_that_ends_before_it_is_looked_at_is_removed(
         used.unlink()
 
 
-def test_tensors_shared_by_name_are_removed(tmp_path: Path) -> None:
-    code = """
+@pytest.mark.parametrize("name", ["torch_PID_12_0", "sgl_shm_mq_PID_ad856ea3"])  # torch's and SGLang's
+def test_shared_memory_with_the_pid_of_a_command_is_removed(tmp_path: Path, name: str) -> None:
+    code = f"""
 import os, time
-path = f"/dev/shm/torch_{os.getpid()}_12_0"  # the name torch gives them
+path = "/dev/shm/{name}".replace("PID", str(os.getpid()))
 open(path, "w").close()
 print(path, flush=True)
 time.sleep(600)
 """
+    foreign = Path("/dev/shm") / name.replace("PID", f"{os.getpid()}")
+    foreign.touch()
     process = toy(tmp_path, code)
     process.start()
-    wait_for(lambda: process.tail() != "")
-    assert Path(process.tail()).exists()
-    process.stop(grace_s=0)
-    assert Path(process.tail()).exists() is False
+    try:
+        wait_for(lambda: process.tail() != "")
+        assert Path(process.tail()).exists()
+        process.stop(grace_s=0)
+        assert Path(process.tail()).exists() is False and foreign.exists()
+    finally:
+        foreign.unlink()
 
 
 def test_one_thread_may_look_while_another_stops_it(tmp_path: Path) -> None:
