@@ -31,6 +31,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -102,7 +103,7 @@ def simulate(
             *flags,
         )
 
-        async def part(start: int, steps: int, state: object) -> ScriptedRun:
+        async def part(start: int, steps: int, state: dict[str, Any] | None) -> ScriptedRun:
             run = ScriptedRun(config, lengths(args.seed + start, tail), train_s)
             run.client.serve(start)
             if state is not None:

@@ -90,7 +90,7 @@ class Worker:
 
 def transfer(batch: RolloutBatch, num_workers: int) -> tuple[float, float]:
     """(seconds to have the ready shards at the workers, seconds for the same as pickled lists)."""
-    workers = [Worker.remote() for _ in range(num_workers)]
+    workers: list[Any] = [Worker.remote() for _ in range(num_workers)]
     shards = split_for_data_parallel(batch, num_workers)
     small = split_for_data_parallel(batch[: num_workers * 2], num_workers)
     ray.get([w.receive.remote(ray.put(s)) for w, s in zip(workers, small, strict=True)])  # start the processes

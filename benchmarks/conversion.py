@@ -116,7 +116,7 @@ def same_greedy_tokens(path: Path) -> bool:
     import transformers
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)
-    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     prompt = tokenizer(PROMPT, return_tensors="pt").input_ids
     want = model.generate(prompt, max_new_tokens=NUM_GREEDY, min_new_tokens=NUM_GREEDY, do_sample=False)[0]
     worker = only_worker(make_config(path))

@@ -19,10 +19,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.chaos_save import Buffer, Trainers
+from benchmarks.chaos_save import Buffer
 from benchmarks.tiny_models import make_checkpoint
 from benchmarks.trainer_cases import make_batch, make_config, only_worker
 from slime_rl.cluster.saver import Saver
+from slime_rl.cluster.train_actors import TrainActor
 
 
 class Loop:
@@ -30,7 +31,9 @@ class Loop:
 
     def __init__(self, folder: Path, rollout_s: float) -> None:
         self.folder, self.rollout_s, self.step = folder, rollout_s, 0
-        self.worker = only_worker(make_config(folder / "model"))
+        config = make_config(folder / "model")
+        self.actor = TrainActor(config, 0, 1, None)  # a run's train worker without Ray around it
+        self.worker = self.actor.worker = only_worker(config)
 
     def train(self) -> float:
         """A rollout and a training step; seconds of the latter."""
@@ -42,7 +45,7 @@ class Loop:
 
     def saver(self, *flags: str) -> Saver:
         config = make_config(self.folder / "model", "--save", str(self.folder / "checkpoints"), *flags)
-        return Saver(config, Trainers(self.worker), Buffer())
+        return Saver(config, self.actor, Buffer())
 
 
 def measure(folder: Path, repeat: int, rollout_s: float) -> tuple[float, float]:

@@ -88,7 +88,7 @@ def expected_hashes(weights: dict[str, Tensor], names: list[str]) -> dict[str, s
         part = next((part for part in FUSED if part in name), None)
         sources = [name] if part is None else [name.replace(part, source) for source in FUSED[part]]
         content = torch.cat([weights[source].float() for source in sources]).contiguous()
-        found[name] = hashlib.sha256(memoryview(content.view(-1).view(torch.uint8).numpy())).hexdigest()[:16]
+        found[name] = hashlib.sha256(content.view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
     return found
 
 
