@@ -11,8 +11,8 @@ it was. Exits with 1 when a number differs.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
+import queue
 import socket
 import sys
 import warnings
@@ -22,6 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from slime_rl.observability.tracker import read_jsonl
 from slime_rl.trainer.replay import find_updates, make_worker, replay_update, role, world_size
 
 WORKER_TIMEOUT_S = 600
@@ -39,7 +40,10 @@ def main(argv: list[str] | None = None) -> int:
         print(f"replay_step: {error}", file=sys.stderr)
         return 2
     exact = [print_update(replay) for replay in replays]
-    print_step(arguments.path, replays)
+    try:
+        print_step(arguments.path, replays)
+    except ValueError as error:  # a damaged metrics.jsonl changes nothing of what was computed
+        print(f"replay_step: {error}", file=sys.stderr)
     print(f"updates={len(replays)} exact={sum(exact)}")
     return 0 if all(exact) else 1
 
@@ -56,7 +60,7 @@ def run_workers(folders: list[Path]) -> list[Any]:
     for worker in workers:
         worker.start()
     try:
-        answers = [results.get(timeout=WORKER_TIMEOUT_S) for _ in workers]
+        answers = [next_answer(workers, results) for _ in workers]
     finally:
         for worker in workers:
             worker.join(timeout=10)
@@ -65,6 +69,22 @@ def run_workers(folders: list[Path]) -> list[Any]:
         if isinstance(answer, Exception):
             raise answer
     return merge([answer for _, answer in sorted(answers)])
+
+
+def next_answer(workers: list[Any], results: Any) -> Any:
+    """What the next worker puts there.
+
+    Raises:
+        RuntimeError: one of them ended without an answer, or takes too long.
+    """
+    for _ in range(WORKER_TIMEOUT_S):
+        died = [f"rank {rank} ended with exit code {w.exitcode}" for rank, w in enumerate(workers) if w.exitcode]
+        try:
+            return results.get(timeout=1)
+        except queue.Empty:  # asked once more after its end, since an answer may still have been on its way
+            if died:
+                raise RuntimeError(f"{', '.join(died)}; -9 is mostly the machine's memory") from None
+    raise RuntimeError(f"no answer of a worker within {WORKER_TIMEOUT_S} s")
 
 
 def work(folders: list[Path], rank: int, port: int, results: Any) -> None:
@@ -117,9 +137,9 @@ def print_step(path: Path, replays: list[Any]) -> None:
     file = path / "metrics.jsonl"
     if not losses or not file.is_file():
         return
-    step = replays[0].record["step"]
-    logged = [line["train/loss"] for line in map(json.loads, file.read_text().splitlines()) if line["step"] == step]
-    print(f"\nstep {step}: train/loss {logged[-1] if logged else 'not logged'} -> {sum(losses) / len(losses)}")
+    step, name = replays[0].record["step"], "train/loss"
+    logged = [line[name] for line in read_jsonl(file) if line["step"] == step and name in line]
+    print(f"\nstep {step}: {name} {logged[-1] if logged else 'not logged'} -> {sum(losses) / len(losses)}")
 
 
 if __name__ == "__main__":

@@ -7,15 +7,15 @@ import math
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from slime_rl.dashboard.line_file import LineFile, read_step_line
 from slime_rl.dashboard.samples import Samples
 from slime_rl.dashboard.timeline import Timeline
-from slime_rl.observability.metrics import find_metric
-from slime_rl.observability.run_record import SUMMARY_FILE, RunRecord, read_object
+from slime_rl.observability.metrics import as_number, find_metric
+from slime_rl.observability.run_record import SUMMARY_FILE, RunRecord, read_config, read_object
 from slime_rl.observability.trace import FOLDER as TRACE_FOLDER
 from slime_rl.observability.tracker import CONFIG_FILE, METRICS_FILE, SAMPLES_FILE
 
@@ -53,12 +53,12 @@ class Run:
         if broken := self.lines.broken:
             numbers = ", ".join(map(str, broken[:5])) + (", …" if len(broken) > 5 else "")
             self.notes.append(f"{METRICS_FILE}: left out, not a JSON object with a step: line {numbers}")
-        config, summary = self._object(CONFIG_FILE), self._object(SUMMARY_FILE)
+        config, summary = self._object(CONFIG_FILE, read_config), self._object(SUMMARY_FILE, read_object)
         return RunRecord(folder=self.folder, lines=lines, config=config, samples=[], summary=summary)
 
-    def _object(self, name: str) -> dict[str, Any]:
+    def _object(self, name: str, read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
         try:
-            return read_object(self.folder / name)
+            return read(self.folder / name)
         except (ValueError, OSError) as error:
             self.notes.append(str(error))
             return {}
@@ -102,7 +102,7 @@ class Run:
             "folder": str(self.folder),
             "state": state,
             "steps": record.num_steps,
-            "num_steps": record.config.get("train", {}).get("num_steps"),
+            "num_steps": as_number(record.config.get("train", {}).get("num_steps")),
             "seconds": record.seconds,
             "command": record.command(),
             "flags": [[flag, value] for flag, value in record.changed_flags()],
@@ -115,7 +115,7 @@ class Run:
     def metrics(self) -> dict[str, Any]:
         """`axes`: steps and seconds of running; `metrics`: name -> values over one of the axes, and what they mean."""
         record = self.record
-        times = {line["step"]: round(float(line.get("time_s") or 0.0), 1) for line in record.lines}
+        times = {line["step"]: round(as_number(line.get("time_s")) or 0.0, 1) for line in record.lines}
         axes: dict[tuple[int, ...], int] = {}  # nearly all metrics are there at the same steps
         found = {}
         for name in record.names():

@@ -5,12 +5,11 @@ Each process appends its spans when they end, so the ends rise within a file, an
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from slime_rl.dashboard.line_file import LineFile
-from slime_rl.observability.trace import assign_lanes
+from slime_rl.observability.trace import Span, assign_lanes, read_span
 
 MAX_SPANS = 6000  # of one process in one window; more than a page can draw at once
 MAX_LANES = 8  # overlapping spans beyond that are shown as how many there are at a time
@@ -21,8 +20,6 @@ NO_STEP_S = 60.0  # its length in a run without steps
 # A span is written when it ends: one that is longer than the window may come after it, this far in the file.
 READ_ON_S, READ_ON_LINES = 30.0, 5000
 _CHUNK = 1 << 16
-
-Span = dict[str, Any]
 
 
 class Timeline:
@@ -104,7 +101,7 @@ def spans_between(path: Path, start: float, end: float) -> tuple[list[Span], boo
     with path.open("rb") as file:
         file.seek(_bisect(file, path.stat().st_size, start))
         for line in file:
-            span = _span(line)
+            span = read_span(line)
             if span is None or span["end"] < start:
                 continue
             if span["start"] <= end:
@@ -122,7 +119,7 @@ def _bisect(file: BinaryIO, size: int, start: float) -> int:
         middle = (low + high) // 2
         file.seek(middle)
         file.readline()
-        span = _span(file.readline())
+        span = read_span(file.readline())
         if span is None or span["end"] >= start:
             high = middle
         else:
@@ -159,32 +156,25 @@ def _at_once(spans: list[Span], start: float, end: float, zero: float) -> list[l
     return points
 
 
-def _span(line: bytes) -> Span | None:
-    """None for what a kill in the middle of a write leaves."""
-    try:
-        span = json.loads(line)
-        return span if span["end"] >= span["start"] and isinstance(span["track"], str) else None
-    except (ValueError, KeyError, TypeError):
-        return None
-
-
 def _first_span(path: Path) -> Span | None:
     """The span of the first line; others may have begun a little earlier, and are drawn from there."""
     with path.open("rb") as file:
-        return _span(file.readline())
+        return read_span(file.readline())
 
 
 def _last_end(path: Path) -> float:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - _CHUNK))
-        return max((span["end"] for line in file if (span := _span(line)) is not None), default=0.0)
+        return max((span["end"] for line in file if (span := read_span(line)) is not None), default=0.0)
 
 
 def _step_of(line: bytes, _: int) -> tuple[int, float, float]:
     """(step, start, end) of a trainer's line; the step is -1 for spans of parts of a step."""
     if b'"steps"' not in line:
         return -1, 0.0, 0.0
-    span = json.loads(line)
-    name = str(span.get("name", ""))
+    span = read_span(line)
+    if span is None:
+        raise ValueError(f"must be a span, got {line[:80]!r}")
+    name = span["name"]
     step = int(name.removeprefix("step ")) if name.startswith("step ") and name[5:].isdigit() else -1
     return step, span["start"], span["end"]

@@ -126,7 +126,7 @@ def _not_finite(recent: History) -> Advice | None:
 def _evaluation(run_phases_s: Mapping[str, float]) -> Advice | None:
     seconds = run_phases_s.get("evaluate", 0.0)
     total = sum(s for phase, s in run_phases_s.items() if phase not in ("start", "export", "stop"))
-    if seconds <= 0.4 * total:
+    if total <= 0 or seconds <= 0.4 * total:
         return None
     return Advice(
         topic="slow_evaluation",

@@ -110,7 +110,12 @@ METRICS: tuple[Metric, ...] = (
     _metric("rollout/tokens_by_age/<age>", "share", "over trained tokens of the step",
             "Trained tokens sampled by weights that many versions old; from 8 on together."),
     _metric("rollout/tokens_per_s", "tokens/s", "response tokens / seconds of the rollout", "Generation throughput."),
-    _metric("rollout/seconds", "s", "wall time", "From asking for the step's groups to having them all."),
+    _metric(
+        "rollout/seconds",
+        "s",
+        "wall time",
+        "From asking for the step's groups to having them all; with --fully-async since the step before was taken.",
+    ),
     _metric("rollout/wait_s", "s", "wall time", "How long training waited for them; less when generation runs ahead."),
     _metric("rollout/reward_seconds", "s", "sum over groups", "Time in reward functions; groups overlap."),
     _metric("rollout/over_age_groups", "groups", "sum over the step",
@@ -195,6 +200,14 @@ def phase_of(name: str) -> str | None:
     """The phase that a metric times as a whole: `train` for timing_s/train, None for timing_s/train/optimizer."""
     kind, _, phase = name.partition("/")
     return phase if kind == "timing_s" and "/" not in phase else None
+
+
+def as_number(value: Any) -> float | None:
+    """None for null, which stands for NaN, and for whatever else another program may have written there."""
+    try:
+        return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    except OverflowError:  # JSON's whole numbers have no limit
+        return None
 
 
 def reward_value(reward: Any) -> float | None:

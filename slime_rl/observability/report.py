@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from slime_rl.observability.charts import CHARTS, write_charts
-from slime_rl.observability.metrics import find_metric
+from slime_rl.observability.metrics import as_number, find_metric
 from slime_rl.observability.run_record import RunRecord, load_run
 from slime_rl.observability.wording import duration, number, percent
 
@@ -64,7 +64,8 @@ def write_report(run_dir: Path) -> Path:
     record = load_run(run_dir)
     charts = write_charts(record, run_dir)
     path = run_dir / "report.html"
-    path.write_text(_page(record, charts), encoding="utf-8")
+    # Half a surrogate pair, which JSON may hold in a label, has no UTF-8.
+    path.write_text(_page(record, charts), encoding="utf-8", errors="replace")
     return path
 
 
@@ -121,7 +122,7 @@ def _tiles(record: RunRecord) -> Iterable[str]:
         yield _tile("log-prob gap", number(sum(gaps) / len(gaps)), f"nats, mean; worst token {_worst_gap(record)}")
     if record.num_steps:
         yield _tile("time per step", duration(record.breakdown().total_s / record.num_steps), "mean")
-    peaks = [*record.series("perf/peak_rss_gib").values, record.summary.get("peak_rss_gib") or 0.0]
+    peaks = [*record.series("perf/peak_rss_gib").values, as_number(record.summary.get("peak_rss_gib")) or 0.0]
     if max(peaks) > 0:
         yield _tile("peak memory", f"{max(peaks):.2f} GiB", "driver and all its children")
 

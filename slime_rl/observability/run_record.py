@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 from slime_rl.config import SECTIONS
 from slime_rl.config.flags import flag_name
 from slime_rl.observability.advice import Advice, advise
-from slime_rl.observability.metrics import phase_of
+from slime_rl.observability.metrics import as_number, phase_of
 from slime_rl.observability.timers import OTHER, Breakdown
 from slime_rl.observability.tracker import CONFIG_FILE, METRICS_FILE, SAMPLES_FILE, read_jsonl
 
@@ -43,9 +42,9 @@ class RunRecord:
 
     def series(self, name: str) -> Series:
         """The values of a metric that are numbers; a step that was logged twice counts with its last value."""
-        points = {line["step"]: line[name] for line in self.lines if _is_number(line.get(name))}
+        points = {line["step"]: value for line in self.lines if (value := as_number(line.get(name))) is not None}
         steps = sorted(points)
-        return Series(steps=steps, values=[float(points[step]) for step in steps])
+        return Series(steps=steps, values=[points[step] for step in steps])
 
     def names(self) -> list[str]:
         """Every metric of the run, in order of appearance."""
@@ -53,7 +52,9 @@ class RunRecord:
         return list(seen)
 
     def eval_sets(self) -> list[str]:
-        return [n.split("/")[1] for n in self.names() if n.startswith("eval/") and n.endswith("/accuracy")]
+        """Those with an accuracy that is a number."""
+        names = [n for n in self.names() if n.startswith("eval/") and n.endswith("/accuracy")]
+        return [name.split("/")[1] for name in names if self.series(name).values]
 
     @property
     def num_steps(self) -> int:
@@ -63,7 +64,7 @@ class RunRecord:
     @property
     def seconds(self) -> float:
         """Seconds of running up to the last logged line."""
-        return max((float(line.get("time_s") or 0.0) for line in self.lines), default=0.0)
+        return max((as_number(line.get("time_s")) or 0.0 for line in self.lines), default=0.0)
 
     def phases(self) -> list[str]:
         """Phases of a step, without their parts and without the time in no phase."""
@@ -79,7 +80,9 @@ class RunRecord:
     @property
     def run_phases_s(self) -> dict[str, float]:
         """Seconds of the whole run by phase, from summary.json; empty while the run goes on."""
-        return {name: float(seconds) for name, seconds in self.summary.get("phases_s", {}).items()}
+        phases = self.summary.get("phases_s")
+        known = phases.items() if isinstance(phases, dict) else ()
+        return {name: seconds for name, value in known if (seconds := as_number(value)) is not None}
 
     def breakdown(self) -> Breakdown:
         """Time of the logged steps by phase."""
@@ -92,18 +95,18 @@ class RunRecord:
     def history(self) -> list[dict[str, float]]:
         """Lines of training steps, as `advise` takes them."""
         return [
-            {name: value for name, value in line.items() if _is_number(value)}
+            {name: value for name, item in line.items() if (value := as_number(item)) is not None}
             for line in self.lines
             if any(name.startswith(("train/", "rollout/")) for name in line)
         ]
 
     def advice(self) -> list[Advice]:
         """What limits the run, from its metrics so far."""
-        ahead = int(self.config.get("rollout", {}).get("rollout_ahead", 0))
+        ahead = self.config.get("rollout", {}).get("rollout_ahead")
         asynchrony = self.config.get("asynchrony", {})
         if asynchrony.get("fully_async"):
-            ahead = int(asynchrony["max_staleness"])
-        return advise(self.history(), rollout_ahead=ahead, run_phases_s=self.run_phases_s)
+            ahead = asynchrony.get("max_staleness")
+        return advise(self.history(), rollout_ahead=int(as_number(ahead) or 0), run_phases_s=self.run_phases_s)
 
     def changed_flags(self) -> list[tuple[str, Any]]:
         """(flag, value) of every flag that does not have its default value."""
@@ -117,12 +120,13 @@ class RunRecord:
         }
         for flag, value in self.changed_flags():
             prefix = passthrough.get(flag.removeprefix("--").replace("-", "_"))
+            values = list(map(str, value if isinstance(value, list) else [value]))
             if prefix:
-                words += [f"--{prefix}-{v[2:]}" if v.startswith("--") else v for v in map(str, value)]
+                words += [f"--{prefix}-{v[2:]}" if v.startswith("--") else v for v in values]
             elif isinstance(value, bool):
                 words.append(flag if value else flag.replace("--", "--no-", 1))
             else:
-                words += [flag, *map(str, value if isinstance(value, list) else [value])]
+                words += [flag, *values]
         return shlex.join(words)
 
 
@@ -150,15 +154,23 @@ def load_run(folder: Path) -> RunRecord:
     return RunRecord(
         folder=folder,
         lines=read_jsonl(metrics),
-        config=read_object(folder / CONFIG_FILE),
+        config=read_config(folder / CONFIG_FILE),
         samples=read_jsonl(samples_path) if samples_path.is_file() else [],
         summary=read_object(folder / SUMMARY_FILE),
     )
 
 
-def _is_number(value: Any) -> bool:
-    """Neither null, which stands for NaN, nor what another program may have written there."""
-    return isinstance(value, int | float) and math.isfinite(value)
+def read_config(path: Path) -> dict[str, dict[str, Any]]:
+    """section -> field -> value of a config.json, empty when there is no such file.
+
+    Raises:
+        ValueError: it is something else, as file:line or by section.
+    """
+    config = read_object(path)
+    for section, fields in config.items():
+        if not isinstance(fields, dict):
+            raise ValueError(f"{path}: {section} must be an object, field -> value, got {fields!r}")
+    return config
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -173,6 +185,8 @@ def read_object(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}:{error.lineno}: not JSON: {error.msg}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path}: must be a JSON object, got {type(content).__name__}")
     return content

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -21,9 +22,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from slime_rl.config import Config
+from slime_rl.observability.metrics import as_number
 
 FOLDER = "trace"
 TRACE_FILE = "trace.json"
+Span = dict[str, Any]
 FLUSH_S = 0.5  # a killed run loses at most what happened in the last half second
 
 
@@ -34,7 +37,9 @@ class Trace:
         self._file: IO[str] | None = None
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
+            is_torn = _is_torn(path)
             self._file = path.open("a", encoding="utf-8", buffering=1 << 16)
+            self._file.write("\n" * is_torn)
         self._flushed = time.monotonic()
 
     @contextmanager
@@ -76,6 +81,15 @@ class Trace:
             self._file = None
 
 
+def _is_torn(path: Path) -> bool:
+    """Whether the process before us was killed in the middle of a line; ours must not be lost with it."""
+    if not path.is_file() or path.stat().st_size == 0:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() != b"\n"
+
+
 NO_TRACE = Trace()
 
 
@@ -100,21 +114,29 @@ class PhaseTrace:
         self._name, self._start = name, now
 
 
-def read_spans(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """process -> its spans by start; a broken last line is what a kill leaves and is left out."""
-    found: dict[str, list[dict[str, Any]]] = {}
+def read_span(line: bytes) -> Span | None:
+    """None for what is no span, as a kill in the middle of a write leaves it."""
+    try:
+        span = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(span, dict) or not isinstance(span.get("track"), str) or not isinstance(span.get("name"), str):
+        return None
+    start, end = as_number(span.get("start")), as_number(span.get("end"))
+    return span if start is not None and end is not None and start <= end else None
+
+
+def read_spans(folder: Path) -> dict[str, list[Span]]:
+    """process -> its spans by start; broken lines are left out. One may be in the middle: a kill, then a resume."""
+    found: dict[str, list[Span]] = {}
     for path in sorted(folder.glob("*.jsonl")):
-        spans = []
-        for text in path.read_text(encoding="utf-8").splitlines():
-            try:
-                spans.append(json.loads(text))
-            except json.JSONDecodeError:
-                break
+        with path.open("rb") as file:
+            spans = [span for line in file if (span := read_span(line)) is not None]
         found[path.stem] = sorted(spans, key=lambda span: span["start"])
     return found
 
 
-def assign_lanes(spans: Iterable[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
+def assign_lanes(spans: Iterable[Span]) -> list[tuple[int, Span]]:
     """(lane, span) so that spans of one lane do not overlap, with as few lanes as that takes; by start."""
     free: list[int] = []
     busy: list[tuple[float, int]] = []
@@ -153,11 +175,11 @@ def write_trace(run_dir: Path) -> Path | None:
     return path
 
 
-def _event(span: dict[str, Any], zero: float, pid: int, tid: int) -> dict[str, Any]:
+def _event(span: Span, zero: float, pid: int, tid: int) -> dict[str, Any]:
     start, end = round(1e6 * (span["start"] - zero)), round(1e6 * (span["end"] - zero))
     return {
         "ph": "X", "name": span["name"], "cat": span["track"], "pid": pid, "tid": tid,
-        "ts": start, "dur": max(1, end - start), "args": span["args"],
+        "ts": start, "dur": max(1, end - start), "args": span.get("args", {}),
     }  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from statistics import fmean
 import psutil
 
 from slime_rl.config import Config, ParallelConfig
+from slime_rl.observability.metrics import as_number
 from slime_rl.observability.run_record import RunRecord, load_run
 from slime_rl.plan.hardware import ACCELERATORS, GIB, Accelerator
 from slime_rl.plan.memory import CPU_PROCESS_BYTES, EnginePlan, Memory, critic_memory, engine_plan, training_memory
@@ -87,8 +88,11 @@ def find_site(config: Config, gpu: str | None = None, gpus_per_node: int = 8, nu
     """The site by name; without one a CPU for --device cpu, else the commonest GPU.
 
     Raises:
-        ValueError: a GPU that is not known.
+        ValueError: a GPU that is not known, or no GPUs.
     """
+    for flag, count in (("--gpus-per-node", gpus_per_node), ("--num-gpus", num_gpus)):
+        if count is not None and count < 1:
+            raise ValueError(f"{flag} must be >= 1, got {count}")
     name = gpu or (CPU if config.cluster.device == "cpu" else "h100-80g")
     if name == CPU:
         return Site(accelerator=None, gpus_per_node=gpus_per_node, num_gpus=num_gpus)
@@ -98,8 +102,19 @@ def find_site(config: Config, gpu: str | None = None, gpus_per_node: int = 8, nu
 
 
 def find_lengths(config: Config, prompt: float | None = None, response: float | None = None) -> Lengths:
-    """Typical lengths; where they are not known, half of the limits, and one response that runs into its limit."""
+    """Typical lengths; where they are not known, half of the limits, and one response that runs into its limit.
+
+    Raises:
+        ValueError: a length that is not within its limit.
+    """
     sampling = config.sampling
+    for flag, mean, limit in (
+        ("--mean-prompt-len", prompt, sampling.max_prompt_len),
+        ("--mean-response-len", response, sampling.max_response_len),
+    ):
+        if mean is not None and not 0 < mean <= limit:
+            within = flag.replace("mean", "max")
+            raise ValueError(f"{flag} must be > 0 and at most {within} ({limit}), got {mean:g}")
     return Lengths(
         prompt=prompt if prompt is not None else sampling.max_prompt_len / 2,
         response=response if response is not None else sampling.max_response_len / 2,
@@ -255,35 +270,38 @@ def measured_rates(run_dir: Path, config: Config) -> tuple[Rates, Lengths]:
     """Rates and lengths of a finished or running run, scaled to the workers and engines of `config`.
 
     Raises:
-        ValueError: no run there, or one without training steps.
+        ValueError: no run there, or one without training steps, or without engines where `config` has some.
     """
     record = load_run(run_dir)
+    samples = _count(record, "train", "rollout_batch_size") * _count(record, "train", "n_samples_per_prompt")
     lengths = Lengths(
-        prompt=max(
-            0.0, _mean(record, "train/tokens") / _samples(record) - _mean(record, "rollout/response_length_mean")
-        ),
+        prompt=max(0.0, _mean(record, "train/tokens") / samples - _mean(record, "rollout/response_length_mean")),
         response=_mean(record, "rollout/response_length_mean"),
         longest=_mean(record, "rollout/response_length_max"),
     )
-    then = record.config.get("cluster", {})
-    engines = config.cluster.rollout_num_engines / then.get("rollout_num_engines", 1)
-    workers = config.cluster.train_num_workers / then.get("train_num_workers", 1)
-    rollout_s = _mean(record, "rollout/seconds")
-    return (
-        Rates(
-            rollout_tokens_s=engines * _mean(record, "rollout/tokens_per_s"),
-            request_tokens_s=lengths.longest / rollout_s,
-            train_tokens_s=workers * _mean(record, "train/tokens") / _mean(record, "timing_s/train"),
-            sync_s=_mean(record, "timing_s/sync"),
-            source=f"measured in {run_dir}, {record.num_steps} steps",
-        ),
-        lengths,
+    engines = config.cluster.rollout_num_engines / _count(record, "cluster", "rollout_num_engines")
+    workers = config.cluster.train_num_workers / _count(record, "cluster", "train_num_workers")
+    train_tokens_s = workers * _mean(record, "train/tokens") / _mean(record, "timing_s/train")
+    source = f"measured in {run_dir}, {record.num_steps} steps"
+    if not config.needs_engines:
+        none = math.inf  # what no engine samples takes no time
+        rates = Rates(
+            rollout_tokens_s=none, request_tokens_s=none, train_tokens_s=train_tokens_s, sync_s=0, source=source
+        )
+        return rates, lengths
+    rates = Rates(
+        rollout_tokens_s=engines * _mean(record, "rollout/tokens_per_s"),
+        request_tokens_s=lengths.longest / _mean(record, "rollout/seconds"),
+        train_tokens_s=train_tokens_s,
+        sync_s=_mean(record, "timing_s/sync"),
+        source=source,
     )
+    return rates, lengths
 
 
-def _samples(record: RunRecord) -> float:
-    train = record.config.get("train", {})
-    return float(train.get("rollout_batch_size", 1) * train.get("n_samples_per_prompt", 1))
+def _count(record: RunRecord, section: str, field: str) -> float:
+    """What a flag of the run was; 1 where its config.json does not tell."""
+    return max(1.0, as_number(record.config.get(section, {}).get(field)) or 1.0)
 
 
 def _mean(record: RunRecord, name: str) -> float:
@@ -291,4 +309,7 @@ def _mean(record: RunRecord, name: str) -> float:
     values = record.series(name).values
     if not values:
         raise ValueError(f"--rates {record.folder}: no {name} in its metrics, so nothing can be learnt from that run")
-    return fmean(values[1:] or values)
+    mean = fmean(values[1:] or values)
+    if mean <= 0:
+        raise ValueError(f"--rates {record.folder}: {name} must be > 0 on average, got {mean:g}")
+    return mean

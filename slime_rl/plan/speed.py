@@ -135,7 +135,7 @@ def estimate_rates(
 class Step:
     """A step in the steady state of the simulation."""
 
-    rollout_s: float
+    rollout_s: float  # for which the engines work on a step's samples
     train_s: float
     sync_s: float
     step_s: float
@@ -147,31 +147,38 @@ class Step:
 def estimate_step(config: Config, rates: Rates, lengths: Lengths) -> Step:
     """Times of the phases, and a simulation of who waits for whom."""
     samples = config.train.samples_per_rollout
-    rollout_s = max(samples * lengths.response / rates.rollout_tokens_s, lengths.longest / rates.request_tokens_s)
-    if config.train.loss == "sft":
-        rollout_s = 0.0
     train_s = samples * lengths.sequence / rates.train_tokens_s
-    sync_s = rates.sync_s if config.needs_engines else 0.0
-    return simulate(rollout_s, train_s, sync_s, config.rollout.rollout_ahead)
+    if not config.needs_engines:
+        return simulate(0.0, train_s, 0.0, 0)
+    work_s = samples * lengths.response / rates.rollout_tokens_s
+    span_s = max(work_s, lengths.longest / rates.request_tokens_s)
+    if config.asynchrony.is_continuous:  # engines begin the next samples while the longest of these still run
+        return simulate(work_s, train_s, rates.sync_s, config.asynchrony.max_staleness, span_s)
+    return simulate(span_s, train_s, rates.sync_s, config.rollout.rollout_ahead)
 
 
-def simulate(rollout_s: float, train_s: float, sync_s: float, ahead: int, num_steps: int = 200) -> Step:
-    """Run the loop of train.py on a clock: batch k may be made once step k - ahead begins; engines work on one batch at
-    a time and stand still during a sync (requests in flight wait for it).
+def simulate(
+    rollout_s: float, train_s: float, sync_s: float, ahead: int, span_s: float | None = None, num_steps: int = 200
+) -> Step:
+    """Run the loop of train.py on a clock: batch k may be made once step k - ahead begins; engines work on one batch
+    after the other, `rollout_s` each, and stand still during a sync (requests in flight wait for it). A batch is
+    there after `span_s`, when its last response is: for --fully-async longer than the engines are busy with it.
     """
     begun_at: list[float] = []
     made_at: list[float] = []
     starts: list[float] = []
     synced_at = [0.0]  # when the engines had the weights of version i
-    clock = 0.0
+    clock = free_at = 0.0
     for step in range(num_steps):
         starts.append(clock)
         while len(made_at) <= min(step + ahead, num_steps - 1):
-            begun_at.append(max(made_at[-1] if made_at else 0.0, clock))
-            made_at.append(begun_at[-1] + rollout_s)
+            begun_at.append(max(free_at, clock))
+            free_at = begun_at[-1] + rollout_s
+            made_at.append(begun_at[-1] + (rollout_s if span_s is None else span_s))
         trained = max(clock, made_at[step]) + train_s
         clock = trained + sync_s
         synced_at.append(clock)
+        free_at = free_at + sync_s if free_at > trained else free_at
         begun_at = [at + sync_s if at > trained else at for at in begun_at]
         made_at = [at + sync_s if at > trained else at for at in made_at]
     versions = [bisect_right(synced_at, at + 1e-9) - 1 for at in begun_at]

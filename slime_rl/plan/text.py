@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from slime_rl.config import ParallelConfig
+from slime_rl.config import Config, ParallelConfig
+from slime_rl.observability.wording import duration
 from slime_rl.plan.hardware import GIB
 from slime_rl.plan.memory import Memory
 from slime_rl.plan.plan import Plan
@@ -131,14 +132,24 @@ def _time(plan: Plan) -> tuple[str, list[tuple[str, str]]]:
     step, rates = plan.step, plan.rates
     if step is None or rates is None:
         return "time", [("not known", "give --gpu NAME, or --rates RUN_DIR of a run on this kind of machine")]
-    ahead = plan.config.rollout.rollout_ahead
-    return "time of a step (an estimate: good for comparing layouts, not for promises)", [
+    rows = [
         ("from", rates.source),
-        ("rollout", f"{step.rollout_s:8.2f} s   {rates.rollout_tokens_s:,.0f} response tokens/s"),
-        ("train", f"{step.train_s:8.2f} s   {rates.train_tokens_s:,.0f} tokens/s"),
-        ("weight sync", f"{step.sync_s:8.2f} s"),
-        ("step", f"{step.step_s:8.2f} s   with --rollout-ahead {ahead}"),
-        ("trainers idle", f"{step.trainer_idle:8.0%}"),
-        ("engines idle", f"{step.engines_idle:8.0%}"),
-        ("staleness", f"{step.staleness:8.2f} weight versions"),
+        ("train", f"{duration(step.train_s):>12}   {rates.train_tokens_s:,.0f} tokens/s"),
     ]
+    if plan.engine is not None:
+        rows[1:1] = [("rollout", f"{duration(step.rollout_s):>12}   {rates.rollout_tokens_s:,.0f} response tokens/s")]
+        rows += [
+            ("weight sync", f"{duration(step.sync_s):>12}"),
+            ("step", f"{duration(step.step_s):>12}   with {_mode(plan.config)}"),
+            ("trainers idle", f"{step.trainer_idle:>12.0%}"),
+            ("engines idle", f"{step.engines_idle:>12.0%}"),
+            ("staleness", f"{step.staleness:>12.2f}   weight versions, at the begin of a response"),
+        ]
+    return "time of a step (an estimate: good for comparing layouts, not for promises)", rows
+
+
+def _mode(config: Config) -> str:
+    """The flags that let rollout and training overlap."""
+    if config.asynchrony.is_continuous:
+        return f"--fully-async --max-staleness {config.asynchrony.max_staleness}"
+    return f"--rollout-ahead {config.rollout.rollout_ahead}"

@@ -37,14 +37,16 @@ def find_updates(path: Path, step: int | None) -> list[Path]:
         ValueError: nothing is there, or several steps are and `step` does not say which.
     """
     found = sorted(file.parent.parent for file in path.rglob("rank_00000/update.json"))
-    if step is not None:
-        found = [folder for folder in found if _read(folder, 0)["step"] == step]
-    if not found:
-        which = "" if step is None else f" of step {step}"
-        raise ValueError(f"{path} holds no dump of a training update{which} (RUN_DIR/train_dumps, --dump-train-steps)")
     steps = sorted({_read(folder, 0)["step"] for folder in found})
-    if len(steps) > 1:
+    if not found or step not in (None, *steps):
+        which = "" if step is None else f" of step {step}"
+        there = f"; of the steps {', '.join(map(str, steps))} there are some" if steps else ""
+        raise ValueError(
+            f"{path} holds no dump of a training update{which} (RUN_DIR/train_dumps, --dump-train-steps){there}"
+        )
+    if step is None and len(steps) > 1:
         raise ValueError(f"{path} holds dumps of the steps {', '.join(map(str, steps))}; say which")
+    found = [folder for folder in found if step in (None, _read(folder, 0)["step"])]
     return sorted(found, key=lambda folder: [_read(folder, 0)[key] for key in ("role", "epoch", "update")])
 
 

@@ -19,6 +19,7 @@ from dashboard_site import get
 
 from slime_rl.dashboard.__main__ import main
 from slime_rl.dashboard.runs import Run, Runs, as_json
+from slime_rl.observability.report import write_report
 
 
 def error_of(url: str) -> tuple[int, str]:
@@ -219,6 +220,33 @@ def test_files_that_are_being_written_or_broken_leave_the_rest_readable(run_dir:
     with (run_dir / "metrics.jsonl").open("a") as file:
         file.write('ss": 0.05}\n')
     assert run.metrics()["metrics"]["train/loss"]["values"][-1] == 0.05
+
+
+OTHER_FORMS = [
+    ("config.json", '{"train": [1], "rollout": null}'),
+    ("config.json", '{"train": {"num_steps": {}}, "asynchrony": {"fully_async": 1}, "engine": {"sglang_args": 3}}'),
+    ("config.json", '{"rollout": {"rollout_ahead": "x"}}'),
+    ("summary.json", "\xff"),
+    ("summary.json", '{"phases_s": ["rollout"], "peak_rss_gib": "much"}'),
+    ("summary.json", '{"phases_s": {"rollout": null, "train": {}, "evaluate": 0}}'),
+    ("samples.jsonl", '{"step": 3, "group_index": 0, "reward": {"score": "x"}, "tokens": 1, "label": "\\ud83d"}\n'),
+    ("trace/trainer_0.jsonl", '{"track": "steps", "name": "step 1"}\n{"track": "steps", "start": {}, "end": {}}\n'),
+    ("trace/driver.jsonl", '{"track": "a", "name": 1, "start": 1, "end": 2}\n[]\n{"track": "a", "name": "b", "st'),
+]
+
+
+def test_files_of_another_form_are_shown_as_far_as_they_go(url: str, run_dir: Path) -> None:
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "time_s": {}, "train/loss": ' + "9" * 400 + ', "perf/step_s": [1]}\n')
+        file.write('{"step": 4, "eval/odd/accuracy": null}\n')
+    for name, text in OTHER_FORMS:
+        (run_dir / name).write_bytes(text.encode("latin-1"))
+        notes = get(f"{url}/api/runs/0/overview")["notes"]
+        for part in ("metrics", "samples", "spread", "timeline", "engines"):
+            get(f"{url}/api/runs/0/{part}")
+        told = {"\xff": "summary.json: not UTF-8", OTHER_FORMS[0][1]: "config.json: train must be an object"}
+        assert [told[text] in note for note in notes] == [True] if text in told else notes == []
+    write_report(run_dir)
 
 
 def test_values_that_are_no_numbers_are_no_points(run_dir: Path) -> None:

@@ -93,6 +93,19 @@ def test_a_broken_last_line_of_a_killed_run_is_left_out(tmp_path: Path, capsys: 
     assert len([event for event in events_of(tmp_path) if event["ph"] == "X"]) == 1
 
 
+def test_a_run_that_goes_on_after_a_kill_loses_nothing_but_the_broken_line(tmp_path: Path) -> None:
+    path = tmp_path / "trace" / "driver.jsonl"
+    trace = Trace(path)
+    trace.add("phases", "before", 1.0, 2.0)
+    trace.close()
+    with path.open("a") as file:
+        file.write('{"track": "phas')
+    trace = Trace(path)
+    trace.add("phases", "after", 3.0, 4.0)
+    trace.close()
+    assert [bar["name"] for bar in events_of(tmp_path) if bar["ph"] == "X"] == ["before", "after"]
+
+
 def test_nothing_is_written_without_the_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with open_trace(make_config(tmp_path), "driver").span("phases", "train"):
         pass

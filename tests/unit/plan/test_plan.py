@@ -86,6 +86,39 @@ def test_rates_of_a_measured_run_take_the_place_of_the_data_sheet(
     assert twice["step"]["rollout_s"] == pytest.approx(2.0)
 
 
+def test_a_supervised_run_gives_rates_for_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = {"train/tokens": 1600, "rollout/response_length_mean": 80, "rollout/response_length_max": 100,
+            "timing_s/train": 4.0}  # fmt: skip
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"step": i, **line}) + "\n" for i in range(3)) + '{"st')
+    (tmp_path / "config.json").write_text('{"train": {"rollout_batch_size": 16}}')
+    flags = ["--hf-checkpoint", str(write_model_folder(tmp_path / "model")), "--device", "cpu", "--loss", "sft"]
+    flags += ["--n-samples-per-prompt", "1", "--rollout-batch-size", "16", "--max-response-len", "100"]
+    flags += ["--max-prompt-len", "100", "--rates", str(tmp_path)]
+    assert plan(capsys, *flags)[1]["step"]["step_s"] == pytest.approx(4.0)
+    assert main(flags) == 0
+    assert "rollout" not in capsys.readouterr().out.split("time of a step")[1]
+    assert main([*flags, "--loss", "policy", "--n-samples-per-prompt", "8"]) == 2
+    assert f"--rates {tmp_path}: no rollout/tokens_per_s in its metrics" in capsys.readouterr().err
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 0, **line, "timing_s/train": 0}) + "\n")
+    assert main(flags) == 2
+    assert "timing_s/train must be > 0 on average, got 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--gpus-per-node", "0"], "--gpus-per-node must be >= 1, got 0"),
+        (["--num-gpus", "-3"], "--num-gpus must be >= 1, got -3"),
+        (["--mean-response-len", "nan"], "--mean-response-len must be > 0 and at most --max-response-len (100), got n"),
+        (["--mean-prompt-len", "-5"], "--mean-prompt-len must be > 0 and at most --max-prompt-len"),
+        (["--mean-response-len", "1e9"], "--max-response-len (100), got 1e+09"),
+    ],
+)
+def test_absurd_sizes_are_refused_by_flag(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*QWEN, "--max-response-len", "100", *flags]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_bad_names_are_told_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--shape", "gpt-5"]) == 2
     assert "--shape must be one of" in capsys.readouterr().err

@@ -90,6 +90,34 @@ def test_steady_state(rollout: float, train: float, sync: float, ahead: int, ste
     assert step.engines_idle == pytest.approx(1 - rollout / step_s)
 
 
+@pytest.mark.parametrize(
+    ("work", "train", "sync", "span", "bound", "step_s"),
+    [
+        (10, 5, 1, 10, 1, 11),  # without a tail: as many steps ahead
+        (1, 5, 0, 29, 1, 17),  # a tail must fit into K + 1 steps: (29 + 5) / 2
+        (1, 5, 0, 29, 4, 6.8),
+        (1, 5, 0, 29, 8, 5),  # then the trainer limits
+        (10, 5, 1, 60, 9, 11),  # or the engines
+    ],
+)
+def test_production_without_pause_hides_the_longest_responses(
+    work: float, train: float, sync: float, span: float, bound: int, step_s: float
+) -> None:
+    step = simulate(work, train, sync, bound, span)
+    assert step.step_s == pytest.approx(step_s, rel=0.02)
+    assert step.staleness <= bound
+
+
+def test_the_mode_of_generation_is_the_one_of_the_flags(tmp_path: Path) -> None:
+    rates = Rates(rollout_tokens_s=1e4, request_tokens_s=5, train_tokens_s=1e4, sync_s=0, source="test")
+    modes = [[], ["--rollout-ahead", "1"], ["--fully-async", "--max-staleness", "4"]]
+    modes.append(["--fully-async", "--max-staleness", "0"])
+    synchronous, ahead, continuous, bound_0 = [
+        estimate_step(make_config(tmp_path, *mode), rates, LENGTHS).step_s for mode in modes
+    ]
+    assert continuous < ahead < synchronous == bound_0
+
+
 def test_a_rollout_is_never_faster_than_its_longest_response(tmp_path: Path) -> None:
     config = make_config(tmp_path, "--rollout-batch-size", "2", "--n-samples-per-prompt", "2")
     rates = Rates(rollout_tokens_s=1e9, request_tokens_s=50, train_tokens_s=100, sync_s=0, source="test")

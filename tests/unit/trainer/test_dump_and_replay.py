@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import queue
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +21,7 @@ from benchmarks.trainer_cases import Job, free_ports, make_batch, make_checkpoin
 from slime_rl.data.batches import RolloutBatch
 from slime_rl.data.ragged import Ragged
 from slime_rl.trainer.replay import find_updates, make_worker, read_config, replay_update
-from tools.replay_step import equal, run_workers
+from tools.replay_step import equal, next_answer, run_workers
 
 ROOT = Path(__file__).resolve().parents[3]
 TERMS = ("--use-kl-loss", "--kl-loss-coef", "0.1", "--num-updates-per-rollout", "2", "--num-epochs-per-rollout", "2")
@@ -37,7 +40,8 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with open_worker(config) as worker:
         for step in range(2):
             metrics = worker.train(step, make_batch(step, updates=2))
-    (folder / "metrics.jsonl").write_text(f'{{"step": 1, "train/loss": {metrics["train/loss"]!r}}}\n')
+    lines = ['{"step": 1, "eval/a/accuracy": 0.5}', f'{{"step": 1, "train/loss": {metrics["train/loss"]!r}}}', '{"st']
+    (folder / "metrics.jsonl").write_text("\n".join(lines))  # an evaluation before the step, and a kill after it
     return folder
 
 
@@ -84,7 +88,14 @@ def test_tool_shows_that_the_logged_loss_comes_out_again(run_dir: Path) -> None:
     outcome = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     assert "updates=8 exact=8" in outcome.stdout
-    assert "train/loss" in outcome.stdout
+    logged = re.search(r"step 1: train/loss (\S+) -> (\S+)", outcome.stdout)
+    assert logged is not None and float(logged[1]) == pytest.approx(float(logged[2]), rel=1e-6)
+
+
+def test_a_worker_that_dies_is_told_at_once() -> None:
+    dead = SimpleNamespace(exitcode=-9)
+    with pytest.raises(RuntimeError, match="rank 1 ended with exit code -9"):
+        next_answer([SimpleNamespace(exitcode=None), dead], queue.Queue())
 
 
 def test_tool_notices_other_weights(run_dir: Path, tmp_path: Path) -> None:
@@ -143,8 +154,13 @@ def test_two_workers_dump_and_two_others_replay(run_dir: Path, tmp_path: Path, s
 
 
 def test_folder_without_a_dump_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="holds no dump of a training update of step 3"):
+    with pytest.raises(ValueError, match=r"holds no dump of a training update of step 3 .*--dump-train-steps\)$"):
         find_updates(tmp_path, 3)
+
+
+def test_a_step_without_a_dump_is_answered_with_those_that_have_one(run_dir: Path) -> None:
+    with pytest.raises(ValueError, match=r"of step 7 .*; of the steps 1 there are some"):
+        find_updates(run_dir, 7)
 
 
 def with_record(**changes: Any) -> Callable[[Path], None]:
