@@ -109,6 +109,12 @@ class Run:
         self.trackers.rewind(step)
         return step
 
+    def save(self, step: int) -> None:
+        """A checkpoint after `step` finished steps."""
+        self.unsaved = None
+        with self.timer.phase("save"):
+            self.cluster.save(step)
+
     def save_before_leaving(self) -> None:
         """Where checkpoints are written, an error or a signal between two of them takes no finished step away."""
         step, self.unsaved = self.unsaved, None
@@ -181,12 +187,13 @@ def train_from(run: Run, start: int) -> int:
             cluster.rollout.commit(step)
         cluster.saver.poll()
         run.unsaved = finished
-        if _save_is_due(config, finished):
-            run.unsaved = None
-            with timer.phase("save"):
-                cluster.save(finished)
+        is_due = _save_is_due(config, finished)
+        if is_due and not _saves_during_rollout(config):
+            run.save(finished)
         if config.train.loss != "sft":  # supervised steps need no engine; an evaluation asks for the weights itself
             metrics |= run.sync_weights(finished)
+        if is_due and _saves_during_rollout(config):
+            run.save(finished)
         report_step(run, step, metrics, taken, token_log)
         if run.evaluation_is_due(finished):
             run.evaluate(finished, wait=not run.evaluates_in_background)
@@ -210,6 +217,11 @@ def report_step(
     samples = taken["samples"]
     run.trackers.log_samples(step, samples, taken["texts"], token_log)
     run.console.step(step, metrics, samples[0] if samples else None)
+
+
+def _saves_during_rollout(config: Config) -> bool:
+    """Whether trainers plan a save while engines generate already; where they share devices, trainers are away then."""
+    return config.checkpoint.async_save and not config.cluster.colocate
 
 
 def _save_is_due(config: Config, finished: int) -> bool:

@@ -57,6 +57,7 @@ class MegatronGroup:
         self.config, self.seats, self.num_workers = config, seats, num_workers
         self.data_parallel_ranks: list[int] = []
         self.pulses: list[Pulse] = []
+        self._planning: list[Call] = []  # of a save; nothing else meets in collectives before it is over
         self.actors = self._make([seats.gpu(rank) for rank in range(num_workers)])
 
     def _make(self, gpus: list[int | None]) -> list[Any]:
@@ -84,7 +85,7 @@ class MegatronGroup:
         for pulse in self.pulses:  # Ray does not end a stopped process
             on_its_node = NodeAffinitySchedulingStrategy(pulse.node_id, soft=True)
             ray.get(ray.remote(end_process).options(num_cpus=0, scheduling_strategy=on_its_node).remote(pulse.pid))
-        self.pulses = []
+        self.pulses, self._planning = [], []
         self.actors = self._make(self.seats.present_gpus())
         self.connect(self.collect(self.calls(self.start())))
 
@@ -92,10 +93,18 @@ class MegatronGroup:
         self._all("save", path, step)
 
     def begin_save(self, path: str, step: int) -> None:
-        """Plan a checkpoint and let the workers write it; `finish_save` makes it whole."""
-        self._all("begin_save", path, step)
+        """Let the workers plan a checkpoint and write it, while engines generate; `finish_save` makes it whole.
+
+        What goes wrong in planning is raised by the next call of the group.
+        """
+        self._settle()
+        self._planning = self.calls([actor.begin_save.remote(path, step) for actor in self.actors])
 
     def save_is_written(self) -> bool:
+        """Whether `finish_save` would not wait; does not wait itself."""
+        waiting = [call.reference for call in self._planning]
+        if waiting and len(ray.wait(waiting, num_returns=len(waiting), timeout=0)[0]) < len(waiting):
+            return False
         return all(self._all("save_is_written"))
 
     def finish_save(self) -> None:
@@ -115,16 +124,24 @@ class MegatronGroup:
 
     def begin_train(self, step: int, shards: list[Any], given: list[Any]) -> list[Call]:
         """Every worker's step on the batch of its data-parallel rank."""
+        self._settle()
         placed = zip(self.actors, self.data_parallel_ranks, strict=True)
         return self.calls([actor.train.remote(step, shards[rank], given) for actor, rank in placed])
 
     def begin_compute(self, method: str, shards: list[Any]) -> list[Any]:
         """References of the TokenFields of every sample: those of one worker per data-parallel rank."""
+        self._settle()
         placed = zip(self.actors, self.data_parallel_ranks, strict=True)
         of_rank = {rank: actor.compute.remote(method, shards[rank]) for actor, rank in placed}
         return list(of_rank.values())
 
+    def _settle(self) -> None:
+        """Until a save that has begun is planned: a worker that failed in it would leave the others waiting for it."""
+        planning, self._planning = self._planning, []
+        self.collect(planning)
+
     def _all(self, method: str, *args: Any) -> list[Any]:
+        self._settle()
         return self.collect(self.calls([getattr(actor, method).remote(*args) for actor in self.actors]))
 
 

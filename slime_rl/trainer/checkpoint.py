@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import random
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,6 +30,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from slime_rl.trainer.checkpoint_writer import InProcessSaveStrategy
 from slime_rl.trainer.model import global_names, unwrap
 from slime_rl.trainer.optimizer import make_moments
+from slime_rl.trainer.optimizer_state import gathered_directly
 from slime_rl.trainer.pending_save import PendingSave
 from slime_rl.trainer.state import TrainState
 
@@ -225,7 +227,8 @@ def _sharded_model(state: TrainState, model: Any) -> dict[str, Any]:
 def _sharded(state: TrainState, is_loading: bool) -> dict[str, Any]:
     metadata = _metadata(state)
     models = {_model_key(state, i): _sharded_model(state, model) for i, model in enumerate(state.models)}
-    optimizer = state.optimizer.sharded_state_dict(dict(models), is_loading=is_loading, metadata=metadata)
+    with nullcontext() if is_loading else gathered_directly(state.optimizer):
+        optimizer = state.optimizer.sharded_state_dict(dict(models), is_loading=is_loading, metadata=metadata)
     return {**models, "optimizer": optimizer}
 
 

@@ -33,7 +33,7 @@ def make_groups(tmp_path: Path, log: list[Any], *flags: str) -> tuple[TrainGroup
     config = make_config(tmp_path, "--advantage-estimator", "gae", "--critic-num-workers", "2", *flags)
     policy, critic = TrainGroup.__new__(TrainGroup), CriticGroup.__new__(CriticGroup)
     for group, name, ranks in ((policy, "p", [0, 0, 1, 1]), (critic, "c", [0, 1])):
-        group.config, group.pulses, group.data_parallel_ranks = config, [], ranks
+        group.config, group.pulses, group.data_parallel_ranks, group._planning = config, [], ranks, []
         group.actors = [Actor(f"{name}{i}", log) for i in range(len(ranks))]
     critic.policy = policy
     return policy, critic
@@ -71,3 +71,41 @@ def test_a_policy_alone_is_given_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     policy, _ = make_groups(tmp_path, log)
     assert policy.train(0, BATCH) == {"who": "train worker 0"}
     assert [call[1:] for call in log] == [(0, "pb0", []), (0, "pb0", []), (0, "pb1", []), (0, "pb1", [])]
+
+
+def test_a_save_is_planned_without_waiting_and_before_anything_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that fails in planning never meets the others in a training step."""
+    log: list[tuple[Any, ...]] = []
+    waited: list[list[str]] = []
+    ready: list[str] = []
+    monkeypatch.setattr(module, "collect", lambda calls, _: waited.append([c.reference for c in calls]) or [True])
+    monkeypatch.setattr(module.ray, "wait", lambda references, **_: (ready, references), raising=False)
+    policy, _ = make_groups(tmp_path, log)
+    policy.begin_save("folder", 3)
+    planning = [f"p{i}.begin_save" for i in range(4)]
+    assert not any(waited), "the loop waits for nothing"
+    assert not policy.save_is_written()
+    assert [call[0] for call in log] == planning
+    ready += planning
+    assert policy.save_is_written()
+    assert planning in waited
+    policy.begin_save("folder", 4)
+    policy.train(4, BATCH)
+    assert waited.index([f"p{i}.train" for i in range(4)]) > len(waited) - 1 - waited[::-1].index(planning)
+
+
+def test_what_fails_in_planning_is_raised_before_the_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def collect(calls: list[Any], _: Any) -> list[bool]:
+        if any("begin_save" in call.reference for call in calls):
+            raise OSError("no space left on device")
+        return [True for _ in calls]
+
+    log: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(module, "collect", collect)
+    policy, _ = make_groups(tmp_path, log)
+    policy.begin_save("folder", 3)
+    with pytest.raises(OSError, match="no space"):
+        policy.train(4, BATCH)
+    assert not any("train" in call[0] for call in log)

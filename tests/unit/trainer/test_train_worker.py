@@ -370,6 +370,29 @@ def test_background_save_holds_the_weights_of_its_moment_and_resumes_exactly(mod
         assert [m[name] for m in resumed] == [m[name] for m in whole]
 
 
+def test_the_optimizer_state_of_a_save_is_what_megatron_gathers(model_path: Path) -> None:
+    with open_worker(make_config(model_path)) as worker:
+        from megatron.core.dist_checkpointing.dict_utils import nested_values
+
+        from slime_rl.trainer import checkpoint  # both need the stand-ins of a worker
+        from slime_rl.trainer.optimizer_state import gathered_directly
+
+        worker.train(0, make_batch())
+        state = worker.state
+        models = {"model": checkpoint._sharded_model(state, state.models[0])}
+
+        def saved() -> dict[str, torch.Tensor]:
+            content = state.optimizer.sharded_state_dict(dict(models), metadata=checkpoint._metadata(state))
+            return {one.key: one.data for one in nested_values(content["param_state"]) if hasattr(one, "data")}
+
+        theirs = saved()
+        with gathered_directly(state.optimizer):
+            ours = saved()
+    assert len(ours) > 30
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
 def test_a_resumed_run_follows_its_own_optimizer_flags(model_path: Path, tmp_path: Path) -> None:
     def group_after(steps: list[int], *flags: str, load: bool = False) -> dict[str, Any]:
         schedule = ["--num-steps", "10", "--lr-decay-style", "linear"]
