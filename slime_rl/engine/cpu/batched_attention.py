@@ -67,14 +67,19 @@ def attend(
     Shapes: query `[t, h, d]`, output `[t, h, dv]`, cache key `[slots, hk, d]` and value `[slots, hk, dv]`.
     """
     (n, num_new), heads = block.queries.shape, query.size(1)
-    k, v = (x[block.keys].to(query.dtype).transpose(1, 2) for x in (key, value))
+    k, v = (_rows(x, block.keys).to(query.dtype).transpose(1, 2) for x in (key, value))
     if num_new == 1:  # the query heads that share a key head are as good as queries of one head
-        q = query[block.queries[:, 0]].unflatten(1, (k.size(1), heads // k.size(1)))
+        q = _rows(query, block.queries[:, 0]).unflatten(1, (k.size(1), heads // k.size(1)))
         out = scaled_dot_product_attention(q, k, v, block.mask(window), scale=scaling).flatten(1, 2)[:, None]
     else:
-        q = query[block.queries].transpose(1, 2)
+        q = _rows(query, block.queries).transpose(1, 2)
         causal = block.is_whole_prompts and window is None
         mask = None if causal else block.mask(window)
         out = scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scaling, enable_gqa=True)
         out = out.transpose(1, 2)
-    output[block.queries.flatten()] = out.reshape(n * num_new, heads, -1)
+    output.index_copy_(0, block.queries.flatten(), out.reshape(n * num_new, heads, -1))
+
+
+def _rows(x: Tensor, index: Tensor) -> Tensor:
+    """`x[index]`; indexing takes element by element what is a copy of whole rows."""
+    return x.index_select(0, index.flatten()).unflatten(0, index.shape)

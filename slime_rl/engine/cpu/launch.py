@@ -41,6 +41,7 @@ def serve(argv: list[str], *, seeded: bool, trace: Path | None = None) -> None:
     attention = importlib.import_module("slime_rl.engine.cpu.attention")
     attention.install()
     importlib.import_module("slime_rl.engine.cpu.fp8").install()
+    importlib.import_module("slime_rl.engine.cpu.sampling").install()
     # On CPU SGLang collects garbage whenever it flushes its cache, as in every weight update: a walk of 0.3 s over all
     # that was ever made. The youngest objects are enough; what is imported is exempt, which keeps its pages shared.
     cpu_platform = importlib.import_module("sglang.srt.platforms.cpu")
