@@ -36,6 +36,7 @@ def serve(argv: list[str], *, seeded: bool, trace: Path | None = None) -> None:
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
+    importlib.import_module("slime_rl.engine.cpu.gated_experts").install()
     for name in SHARED_MODULES:
         importlib.import_module(name)
     attention = importlib.import_module("slime_rl.engine.cpu.attention")
