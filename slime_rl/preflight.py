@@ -7,6 +7,7 @@ here (no weights, no GPU), prints what would run, and starts nothing.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,12 +33,13 @@ from slime_rl.engine.arguments import (
     check_quantization,
     check_router_args,
     check_sglang_args,
-    check_transfer_backend,
+    check_transfer,
     sglang_arguments,
 )
 from slime_rl.engine.device import engine_device
 from slime_rl.observability.external_trackers import check_trackers
 from slime_rl.observability.run_record import changed_flags
+from slime_rl.plan.machine import check_gpus, check_processes
 from slime_rl.plan.plan import find_lengths, find_site, make_plan, shape_problems
 from slime_rl.plan.shape import read_shape
 from slime_rl.plan.text import as_text
@@ -54,6 +56,7 @@ from slime_rl.types import Prompt
 
 PREFLIGHT_ROWS = 10_000  # read in a moment; a wrong key or format shows in the first ones
 RENDERED_ROWS = 100
+BACKENDS = ("megatron", "mbridge", "ray", "sglang", "sglang_router", "torch", "transformers")
 
 
 class NotChecked(Exception):
@@ -77,12 +80,25 @@ def preflight(config: Config) -> None:
 
 
 def _engine_arguments(config: Config) -> str | None:
+    groups = [group for model in config.served_models for group in model.groups]
+    to_sglang = [*config.engine.sglang_args, *(word for group in groups for word in group.arguments)]
+    for passed, package in ((to_sglang, "sglang"), (config.router.router_args, "sglang_router")):
+        if passed and importlib.util.find_spec(package) is None:
+            raise NotChecked(f"{package} is not installed here, and {passed[0]} is for it")
     check_sglang_args(config)
     check_router_args(config)
-    if any(model.is_disaggregated for model in config.served_models) and _device(config) != "cpu":
-        check_transfer_backend(config)
-    passed = len(config.engine.sglang_args) + len(config.router.router_args)
+    passed = to_sglang or config.router.router_args
     return "asked the installed SGLang and sglang-router" if passed else "none passed through"
+
+
+def _transfer(config: Config) -> str | None:
+    if not any(model.is_disaggregated for model in config.served_models):
+        return None
+    device = _device(config)
+    if device in ("cpu", "cuda"):
+        check_transfer(config, device)
+        return None
+    return device
 
 
 def _trainer(config: Config) -> str | None:
@@ -117,6 +133,16 @@ def _model_files(config: Config) -> str | None:
     return None
 
 
+def check_on_device(config: Config) -> None:
+    """What depends on the device, once it is settled: a Ray cluster may have said so only now.
+
+    Raises:
+        ValueError: the first thing that does not fit.
+    """
+    check_transfer(config, config.cluster.device)
+    check_quantization(config, config.cluster.device)
+
+
 def _quantization(config: Config) -> str | None:
     return check_quantization(config, _with_local_device(config).cluster.device)
 
@@ -132,6 +158,14 @@ def _shape(config: Config) -> str | None:
     if problems:
         raise ValueError("; ".join(problems))
     return None
+
+
+def _machine(config: Config) -> str | None:
+    """A private Ray has this machine alone; a cluster is asked when the run has joined it."""
+    device = _device(config)
+    if device == "cuda":
+        return check_gpus(config)
+    return check_processes(_with_local_device(config)) if device == "cpu" else device
 
 
 def _context(config: Config) -> str | None:
@@ -249,11 +283,13 @@ def _folders(config: Config) -> str | None:
 
 QUICK: dict[str, Check] = {
     "arguments passed through": _engine_arguments,
+    "prefill and decode engines": _transfer,
     "trainer's plugins and arguments": _trainer,
     "device": _device,
     "model files": _model_files,
     "quantisation": _quantization,
     "parallel sizes": _shape,
+    "size of the machine": _machine,
     "context length": _context,
     "trackers": _trackers,
     "checkpoint": _checkpoint,
@@ -294,7 +330,11 @@ def run_checks(config: Config) -> list[Finding]:
         except ValueError as error:
             findings.append(Finding(name, Verdict.FAILED, str(error)))
         except Exception as error:  # a check that broke down: the others are to be seen all the same
-            findings.append(Finding(name, Verdict.FAILED, f"{type(error).__name__}: {error}"))
+            missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+            if missing in BACKENDS:
+                findings.append(Finding(name, Verdict.NOT_CHECKED, f"not checked: {missing} is not installed here"))
+            else:
+                findings.append(Finding(name, Verdict.FAILED, f"{type(error).__name__}: {error}"))
     return findings
 
 

@@ -31,7 +31,7 @@ from slime_rl.observability.streams import keep_standard_streams, say
 from slime_rl.observability.timers import PhaseTimer
 from slime_rl.observability.trace import PhaseTrace, open_trace, write_trace
 from slime_rl.observability.tracker import EVALUATION, Trackers, make_trackers
-from slime_rl.preflight import dry_run, preflight
+from slime_rl.preflight import check_on_device, dry_run, preflight
 
 
 @dataclass
@@ -243,6 +243,7 @@ def run(config: Config, folder: Path) -> dict[str, Any]:
         timer = PhaseTimer(on_phase=on_phase)
         with ray_session(config):
             config = with_device(config)
+            check_on_device(config)
             console.start(facts(config))
             for note in config_notes(config):
                 console.message(f"note: {note}")

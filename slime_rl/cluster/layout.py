@@ -3,11 +3,13 @@
     bundles of a placement group ──► slots, one a device, ordered by node and index ──► train ranks, engines
 
 Ray numbers bundles in any order over the nodes, so order comes from what was really given: consecutive ranks share a
-node as long as they can (their tensor-parallel group should not cross one), and so do the devices of an engine's part.
+node as long as they can (their tensor-parallel group should not cross one). The devices of an engine's part are of one
+bundle, and so of one node.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -73,22 +75,23 @@ def order_slots(slots: Sequence[Slot]) -> list[Slot]:
 def engine_places(
     slots: Sequence[Slot], num_engines: int, gpus_per_part: int, parts_per_engine: int = 1
 ) -> list[tuple[EnginePart, ...]]:
-    """The parts of each engine, on consecutive slots of one node each.
+    """The parts of each engine, each on slots of one bundle: Ray may move bundles one by one when a node is lost.
 
     Raises:
         ValueError: not that many fit.
     """
-    by_node: dict[str, list[Slot]] = {}
+    by_bundle: dict[int, list[Slot]] = {}
     for slot in order_slots(slots):
-        by_node.setdefault(slot.node, []).append(slot)
+        by_bundle.setdefault(slot.bundle, []).append(slot)
     parts = []
-    for node, own in by_node.items():
+    for bundle, own in by_bundle.items():
         for start in range(0, len(own) - gpus_per_part + 1, gpus_per_part):
             part = own[start : start + gpus_per_part]
             gpus = tuple(slot.gpu for slot in part if slot.gpu is not None)
-            parts.append(EnginePart(part[0].bundle, node, gpus))
+            parts.append(EnginePart(bundle, part[0].node, gpus))
     if len(parts) < num_engines * parts_per_engine:
-        shares = ", ".join(f"{len(own)} on {node}" for node, own in by_node.items())
+        counts = Counter(slot.node for slot in order_slots(slots))
+        shares = ", ".join(f"{count} on {node}" for node, count in counts.items())
         each = f"{gpus_per_part * parts_per_engine} GPUs (--rollout-num-gpus-per-engine)"
         nodes = "each on one node" if parts_per_engine == 1 else f"each on {parts_per_engine} nodes"
         raise ValueError(f"{num_engines} engines of {each}, {nodes}, do not fit: there are {shares}")

@@ -8,6 +8,7 @@ GPUs; every process is told its own by index and asks Ray for none, since Ray's 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -65,6 +66,7 @@ class Placement:
         cluster = config.cluster
         self.config, self.uses_gpus = config, cluster.device == "cuda"
         self._gpus: dict[tuple[str, int], list[int]] = {}  # by placement group and bundle, as they were at first
+        self._reserved: defaultdict[str, float] = defaultdict(float)  # CPUs and GPUs
         self.places: list[tuple[EnginePart, ...]] = []
         has_engines = config.needs_engines and not cluster.rollout_external_engine_addrs
         workers, engines = cluster.train_num_workers, cluster.rollout_num_engines
@@ -81,6 +83,20 @@ class Placement:
             self.critic = self._seats(plan_training(config.critic.critic_num_workers, None), cpus_each=1)
         if has_engines and not cluster.colocate:
             self.rollout, self.places = self._places(engines, cluster)
+        self._check_reach()
+
+    def _check_reach(self) -> None:
+        """Ray's nodes may share a machine, which has one address."""
+        if self.config.weight_sync.weight_sync != "tensor" or not self.places:
+            return
+        machines = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+        trainer = machines[self.train.slots[0].node]
+        others = sorted({machines[part.node] for parts in self.places for part in parts} - {trainer})
+        if others:
+            raise ValueError(
+                f"--weight-sync tensor passes memory of one machine: the first train worker is on {trainer}, engines "
+                f"are on {', '.join(others)}; give distributed, or disk (with --colocate the only one)"
+            )
 
     def engine_seats(self, index: int) -> list[EngineSeat]:
         """Where engine `index` runs, by node."""
@@ -127,22 +143,7 @@ class Placement:
         bundle = {"CPU": float(cpus_each * plan.processes)}
         if self.uses_gpus:
             bundle["GPU"] = float(plan.processes)
-        total = ray.cluster_resources()
-        for kind, each in bundle.items():
-            if plan.count * each > total.get(kind, 0.0):
-                raise ValueError(
-                    f"this run needs {plan.count * each:g} {kind}s in one placement group but the Ray cluster has "
-                    f"{total.get(kind, 0.0):g}; lower --train-num-workers, --critic-num-workers or "
-                    "--rollout-num-engines, or give "
-                    "--ray-address of a larger cluster"
-                )
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        fitting = sum(all(node.get(kind, 0.0) >= each for kind, each in bundle.items()) for node in nodes)
-        if fitting < (plan.count if plan.spread else 1):
-            raise ValueError(
-                f"{plan.count if plan.spread else 1} nodes with {bundle} each are needed (--num-nodes, "
-                f"--num-workers-per-node, --rollout-num-gpus-per-engine), the Ray cluster has {fitting} such nodes"
-            )
+        self._check_fits(plan, bundle)
         group = placement_group([bundle] * plan.count, strategy="STRICT_SPREAD" if plan.spread else "PACK")
         timeout_s = self.config.cluster.start_timeout_s
         if not group.wait(timeout_s):
@@ -150,7 +151,34 @@ class Placement:
                 f"the Ray cluster did not give {plan.count} bundles of {bundle} within --start-timeout-s "
                 f"{timeout_s:g}; free now: {ray.available_resources()}"
             )
+        for kind, each in bundle.items():
+            self._reserved[kind] += plan.count * each
         return group
+
+    def _check_fits(self, plan: BundlePlan, bundle: dict[str, float]) -> None:
+        """At once, since Ray would wait for the timeout. What others hold is not looked at: they may give it back."""
+        total = ray.cluster_resources()
+        for kind, each in bundle.items():
+            own, needed = self._reserved[kind], plan.count * each
+            if own + needed > total.get(kind, 0.0):
+                beside = f" beside {own:g} that it has already" if own else ""
+                raise ValueError(
+                    f"this run needs {needed:g} {kind}s in one placement group{beside} but the Ray cluster has "
+                    f"{total.get(kind, 0.0):g}; lower --train-num-workers, --critic-num-workers or "
+                    "--rollout-num-engines, or give --ray-address of a larger cluster"
+                )
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        room = [min(int(node.get(kind, 0.0) // each) for kind, each in bundle.items()) for node in nodes]
+        if plan.spread and sum(map(bool, room)) < plan.count:
+            raise ValueError(
+                f"{plan.count} nodes with {bundle} each are needed (--num-nodes, --num-workers-per-node), the Ray "
+                f"cluster has {sum(map(bool, room))} such nodes"
+            )
+        if sum(room) < plan.count:
+            raise ValueError(
+                f"{plan.count} times {bundle} is needed, each on one node (--rollout-num-gpus-per-engine, "
+                f"--rollout-num-gpus-per-node), the nodes of the Ray cluster have room for {sum(room)}"
+            )
 
     def _slots(self, group: PlacementGroup, plan: BundlePlan) -> list[Slot]:
         """What the bundles really are."""

@@ -116,10 +116,11 @@ def _use_own_token() -> None:
 def _start_head(config: Config) -> tuple[SupervisedProcess, str]:
     logs = config.run_dir / "logs"
     address_file = logs / "ray_address"
-    num_cpus = 2 * max(config.num_train_processes, config.cluster.rollout_num_engines) + _OTHER_ACTORS
-    num_cpus += config.num_gpus_beside
     head = SupervisedProcess(
-        [sys.executable, "-m", "slime_rl.cluster.ray_head", *map(str, (address_file, num_cpus, _object_store_bytes()))],
+        [
+            *(sys.executable, "-m", "slime_rl.cluster.ray_head"),
+            *map(str, (address_file, num_places(config), _object_store_bytes())),
+        ],
         # Ray's workers, and so trainer and engines, would run at niceness 15 behind anything else on the machine.
         {**os.environ, "RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"},
         logs / "ray.log",
@@ -136,6 +137,15 @@ def _start_head(config: Config) -> tuple[SupervisedProcess, str]:
     tail = head.tail(5)
     head.stop(grace_s=0.1)
     raise RuntimeError(f"Ray did not start; the end of {head.log_path}:\n{tail}")
+
+
+def num_places(config: Config) -> int:
+    """Logical CPUs of a private Ray: what `Placement` reserves, and the actors beside."""
+    cluster = config.cluster
+    engines = cluster.train_num_workers  # with --colocate their bundles have two for each worker
+    if not cluster.colocate:
+        engines = cluster.rollout_num_engines * cluster.rollout_num_gpus_per_engine
+    return config.num_train_processes + engines + config.num_gpus_beside + _OTHER_ACTORS
 
 
 def _object_store_bytes() -> int:

@@ -252,6 +252,9 @@ class Config:
             check(is_ours, f"{FLAG}: {policy.name}: model_path", f"must be --hf-checkpoint ({path})", policy.model_path)
         if models[0].is_disaggregated:
             self._check_disaggregated()
+        if any(model.is_disaggregated for model in models):  # the last one of a kind would be taken out
+            rule = f"cannot be used with prefill and decode engines ({FLAG})"
+            check(self.engine.engine_slow_s is None, "--engine-slow-s", rule, self.engine.engine_slow_s)
         if url.startswith(SCHEME):
             names = [model.name for model in models if not model.is_policy]
             rule = f"must name a model of {FLAG} that is not the policy ({', '.join(names) or 'there is none'})"
@@ -265,7 +268,6 @@ class Config:
         flag = "--fully-async" if self.asynchrony.fully_async else "--rollout-ahead"
         rule = f"cannot be used {what}: they do not tell which weights sampled the first token of a request in flight"
         check(not ahead, flag, rule, self.steps_ahead)
-        check(self.engine.engine_slow_s is None, "--engine-slow-s", f"cannot be used {what}", self.engine.engine_slow_s)
 
     @property
     def served_models(self) -> tuple[ServedModel, ...]:

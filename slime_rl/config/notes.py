@@ -22,6 +22,11 @@ def config_notes(config: Config) -> list[str]:
     if config.buffer.dynamic_filter_path != "reward_band" and changed_flags(config.buffer, "reward_band"):
         is_own = ":" in (config.buffer.dynamic_filter_path or "")  # may read it, too
         notes += [] if is_own else ["--reward-band does nothing without --dynamic-filter-path reward_band"]
+    if config.cluster.rollout_external_engine_addrs and config.engine.sglang_args:
+        given = " ".join(word for word in config.engine.sglang_args if word.startswith("--"))
+        notes.append(
+            f"{given} (--sglang-*): read by nothing with --rollout-external-engine-addrs, whose servers run already"
+        )
     return notes + engine_notes(config) + _evaluation_notes(config) + _unused_notes(config) + asynchrony_notes(config)
 
 

@@ -17,12 +17,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
 
-import yaml
-
 from slime_rl.config.checks import check_file, check_model_folder
+from slime_rl.config.yaml_file import read_yaml
 
 FLAG = "--sglang-config"
 POLICY = "policy"
@@ -30,6 +28,9 @@ SCHEME = "sglang:"  # --reward-url sglang:NAME
 _MODEL_KEYS = ("name", "model_path", "update_weights", "num_gpus_per_engine", "server_groups")
 _GROUP_KEYS = ("worker_type", "num_gpus", "num_gpus_per_engine", "overrides")
 MODE_ARGUMENT = "--disaggregation-mode"
+TRANSFER_ARGUMENT = "--disaggregation-transfer-backend"
+# What engines that hand over KV caches must agree on: the form of a cache, and the way it goes.
+_SAME_IN_BOTH = ("--dtype", "--kv-cache-dtype", "--page-size", TRANSFER_ARGUMENT)
 WorkerType = Literal["regular", "prefill", "decode"]
 
 
@@ -70,10 +71,8 @@ class ServedModel:
 
 def worker_type_of(sglang_args: Sequence[str]) -> WorkerType:
     """What an engine with these arguments is."""
-    for kind in ("prefill", "decode"):
-        if f"{MODE_ARGUMENT}={kind}" in sglang_args:
-            return kind
-    return "regular"
+    mode = value_of(MODE_ARGUMENT, sglang_args)
+    return mode if mode in ("prefill", "decode") else "regular"
 
 
 def read_served_models(path: str, gpus_per_engine: int) -> tuple[ServedModel, ...]:
@@ -84,9 +83,9 @@ def read_served_models(path: str, gpus_per_engine: int) -> tuple[ServedModel, ..
     """
     check_file(FLAG, path)
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{FLAG} {path}: not YAML: {error}") from error
+        content = read_yaml(path)
+    except ValueError as error:
+        raise ValueError(f"{FLAG} {path}: {error}") from error
     entries = content.get("sglang") if isinstance(content, dict) else None
     if not isinstance(entries, list) or not entries or len(content) != 1:
         _fail(path, "must hold one key, sglang, with a list of models", content)
@@ -120,7 +119,31 @@ def _model(where: str, entry: Any, gpus_per_engine: int) -> ServedModel:
     types = {part.worker_type for part in parts}
     if types not in ({"regular"}, {"prefill", "decode"}):
         _fail(where, "worker_type must be prefill and decode in its groups, both of them, or regular in all", types)
-    return ServedModel(name, None if path is None else str(path), updated, parts)
+    model = ServedModel(name, None if path is None else str(path), updated, parts)
+    if model.is_disaggregated:
+        _check_alike(where, parts, _SAME_IN_BOTH, "caches go from prefill to decode engines")
+    if updated:
+        _check_alike(where, parts, ("--dtype",), "engines are compared by the checksum of their weights")
+    return model
+
+
+def _check_alike(where: str, parts: Sequence[ServerGroup], names: Sequence[str], reason: str) -> None:
+    for name in names:
+        found = [value_of(name, part.arguments) for part in parts]
+        if len(set(found)) > 1:
+            rule = f"overrides must give all groups the same {name.removeprefix('--')}, since {reason}"
+            _fail(where, rule, found)
+
+
+def value_of(name: str, arguments: Sequence[str]) -> str | None:
+    """What `--name=value` or `--name value` among arguments of SGLang's gives; the last one wins, as there."""
+    found = None
+    for word, following in zip(arguments, [*arguments[1:], None], strict=False):
+        if word == name:
+            found = following
+        elif word.startswith(f"{name}="):
+            found = word.partition("=")[2]
+    return found
 
 
 def _group(where: str, entry: Any, gpus_per_engine: int) -> ServerGroup:
@@ -137,6 +160,9 @@ def _group(where: str, entry: Any, gpus_per_engine: int) -> ServerGroup:
     overrides = entry.get("overrides", {})
     if not isinstance(overrides, dict):
         _fail(where, "overrides must be a mapping of SGLang's arguments to values", overrides)
+    for key, value in overrides.items():
+        if value is None or value == [] or value == "":
+            _fail(where, f"overrides must give {key} a value, or leave it out", value)
     words = tuple(word for key, value in overrides.items() for word in _words(key, value))
     return ServerGroup(num_gpus // each, each, words, worker_type)
 

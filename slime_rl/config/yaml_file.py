@@ -31,6 +31,18 @@ def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
 _StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
 
 
+def read_yaml(path: str) -> Any:
+    """What a YAML file holds.
+
+    Raises:
+        ValueError: not YAML, or a mapping in it has a key twice, also if `-` is `_` the second time.
+    """
+    try:
+        return yaml.load(Path(path).read_text(encoding="utf-8"), _StrictLoader)
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"not YAML: {error}") from error
+
+
 def expand_config_files(argv: list[str], check_words: Callable[[list[str]], object] | None = None) -> list[str]:
     """Put the arguments of every `--config FILE` (or `--config=FILE`) in front, so that the command line wins.
 
@@ -60,9 +72,7 @@ def expand_config_files(argv: list[str], check_words: Callable[[list[str]], obje
 def _arguments(path: str, check_words: Callable[[list[str]], object] | None) -> list[str]:
     check_file("--config", path)
     try:
-        content = yaml.load(Path(path).read_text(encoding="utf-8"), _StrictLoader)
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"--config {path}: not YAML: {error}") from error
+        content = read_yaml(path)
     except ValueError as error:
         raise ValueError(f"--config {path}: {error}") from error
     if content is None:

@@ -21,14 +21,14 @@ from slime_rl.config.quantization import (
     quantized_weights,
     read_quantization,
 )
-from slime_rl.config.served_models import FLAG, worker_type_of
+from slime_rl.config.served_models import FLAG, TRANSFER_ARGUMENT, value_of, worker_type_of
 from slime_rl.engine.control import WEIGHT_RECEIVER
 from slime_rl.engine.device import engine_device
 from slime_rl.engine.environment import engine_environment
 from slime_rl.engine.ports import free_port
 
 CHECK_TIMEOUT_S = 300.0  # importing sglang takes 10 s, on a busy machine with a cold disk minutes
-TRANSFER_BACKEND = "--disaggregation-transfer-backend"
+MOONCAKE = "mooncake"
 CPU_KV_TOKENS = 32768
 CPU_PREFILL_TOKENS = 512  # as fast by token as more would be
 CPU_MEM_FRACTION = 0.8  # an upper bound only: the KV cache is sized by tokens, and its pages come as they are used
@@ -56,6 +56,9 @@ OURS_IN_SGLANG = {
     "dist_init_addr": "",
     "disaggregation_mode": "worker_type in --sglang-config",
     "disaggregation_bootstrap_port": "",
+    "pp_size": "--rollout-num-gpus-per-engine",  # an engine has so many GPUs, and as many ranks get weights
+    "skip_tokenizer_init": "",  # answers would have no text
+    "config": "--sglang-NAME, or overrides in --sglang-config",  # what it holds would pass by these checks
 }
 # Of these, what a group in --sglang-config may set for its own engines: its arguments come after ours and win.
 FREE_IN_GROUPS = ("dtype", "mem_fraction_static", "max_total_tokens")
@@ -159,21 +162,24 @@ def disaggregation_arguments(config: Config, device: Literal["cpu", "cuda"], hos
     return ["--disaggregation-decode-retraction-backup=cpu_tensor"] if (kind, device) == ("decode", "cpu") else []
 
 
-def check_transfer_backend(config: Config) -> None:
-    """Check that prefill engines on GPUs can send to decode engines.
+def check_transfer(config: Config, device: str) -> None:
+    """Check that prefill engines have a way to send KV caches to decode engines.
 
     Raises:
-        ValueError: Mooncake, SGLang's default, is not installed.
+        ValueError: none that works on this device, or Mooncake, SGLang's default, is not installed.
     """
     for model in (model for model in config.served_models if model.is_disaggregated):
-        for group in model.groups:
-            passed = config.for_engine(model, group).engine.sglang_args
-            other = any(TRANSFER_BACKEND in argument and "mooncake" not in argument for argument in passed)
-            if not other and importlib.util.find_spec("mooncake") is None:
-                raise ValueError(
-                    f"{FLAG} {config.engine.sglang_config}: {model.name}: prefill and decode engines need Mooncake "
-                    f"(pip install mooncake-transfer-engine), or another {TRANSFER_BACKEND} in their overrides"
-                )
+        passed = config.for_engine(model, model.groups[0]).engine.sglang_args  # the same in all groups
+        backend = value_of(TRANSFER_ARGUMENT, passed) or MOONCAKE
+        where = f"{FLAG} {config.engine.sglang_config}: {model.name}"
+        if backend == "fake" or (device == "cpu" and not backend.startswith(MOONCAKE)):
+            why = "sends no caches" if backend == "fake" else "does not work on CPU"
+            raise ValueError(f"{where}: {TRANSFER_ARGUMENT} must not be {backend}, which {why}")
+        if device == "cuda" and backend.startswith(MOONCAKE) and importlib.util.find_spec("mooncake") is None:
+            raise ValueError(
+                f"{where}: prefill and decode engines need Mooncake (pip install mooncake-transfer-engine), or another "
+                f"{TRANSFER_ARGUMENT} in the overrides of every group"
+            )
 
 
 def check_sglang_args(config: Config) -> None:
@@ -191,12 +197,17 @@ def check_sglang_args(config: Config) -> None:
             _ask_sglang(config, arguments, {f: flag for f, flag in OURS_IN_SGLANG.items() if f not in free})
         except ValueError as error:
             raise ValueError(f"{FLAG} {config.engine.sglang_config}: {model}: overrides: {error}") from error
+    for model in config.served_models:
+        where = "--sglang-*: " if config.engine.sglang_config is None else f"{FLAG}: {model.name}: "
+        for group in model.groups:
+            _check_replicas(where, config.for_engine(model, group).engine.sglang_args)
 
 
 def _ask_sglang(config: Config, passed: Sequence[str], ours: dict[str, str]) -> None:
     if not passed:
         return
-    device = engine_device(config.cluster.device)
+    # Of this machine: the arguments are the same where the engines are to run.
+    device = "cpu" if config.cluster.device == "cpu" else engine_device("auto")
     command = [sys.executable, "-m", "slime_rl.engine.launch_engine", "check", device, "--model-path=unused", *passed]
     answer = subprocess.run(
         command, env=engine_environment(device), capture_output=True, text=True, timeout=CHECK_TIMEOUT_S, check=False
@@ -205,6 +216,18 @@ def _ask_sglang(config: Config, passed: Sequence[str], ours: dict[str, str]) -> 
         raise ValueError(f"--sglang-*: the installed SGLang cannot be asked about arguments:\n{answer.stderr[-2000:]}")
     found = json.loads(answer.stdout.splitlines()[-1])
     _check_passed("sglang", passed, found["options"], found["unknown"], found["error"], ours)
+
+
+def _check_replicas(where: str, passed: Sequence[str]) -> None:
+    """One engine is one copy of the model; attention may be split over its GPUs by requests."""
+    splits = value_of("--attn-dp-size", passed) is not None or "--enable-dp-attention" in passed
+    for name in ("--dp-size", "--data-parallel-size"):
+        copies = value_of(name, passed)
+        if copies not in (None, "1") and not splits:
+            raise ValueError(
+                f"{where}{name} must be 1 without --enable-dp-attention, since copies of the model need GPUs that an "
+                f"engine has not; give --rollout-num-engines, got {copies}"
+            )
 
 
 def check_router_args(config: Config) -> None:

@@ -234,7 +234,8 @@ def router_arguments(
     # Health checks take a dead engine out; the breaker would starve a healthy one for a minute after a few failures.
     switches = ["--disable-circuit-breaker"]
     if disaggregated:
-        switches.append("--pd-disaggregation")
+        # Aborts are answered 500 there: the router would send them again. The client repeats the others.
+        switches += ["--pd-disaggregation", "--disable-retries"]
     if config.router.router_policy == "manual":
         switches.append("--assignment-mode=min_load")  # where a new episode goes
     return [*(f"--{name}={value}" for name, value in arguments.items()), *switches, *config.router.router_args]

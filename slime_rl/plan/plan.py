@@ -76,12 +76,18 @@ class Plan:
 
 def gpus_of(config: Config) -> int:
     """GPUs that a run takes."""
-    cluster = config.cluster
-    engines = cluster.rollout_num_engines * cluster.rollout_num_gpus_per_engine if config.needs_engines else 0
+    cluster, engines = config.cluster, own_engine_gpus(config)
     beside = config.num_gpus_beside if config.needs_engines else 0
     critics = config.num_train_processes - cluster.train_num_workers
     workers = cluster.train_num_workers
     return (max(workers, engines) if cluster.colocate else workers + engines) + beside + critics
+
+
+def own_engine_gpus(config: Config) -> int:
+    """GPUs of the policy's engines (on CPU: their processes), none of which is somebody else's."""
+    cluster = config.cluster
+    is_ours = config.needs_engines and not cluster.rollout_external_engine_addrs
+    return cluster.rollout_num_engines * cluster.rollout_num_gpus_per_engine if is_ours else 0
 
 
 def find_site(config: Config, gpu: str | None = None, gpus_per_node: int = 8, num_gpus: int | None = None) -> Site:
@@ -257,7 +263,8 @@ def _cpu_problems(
     if critic is not None:
         total += config.critic.critic_num_workers * critic.total_bytes
     if engine is not None:
-        total += cluster.rollout_num_engines * engine.memory.total_bytes
+        total += own_engine_gpus(config) * engine.memory.total_bytes
+        total += config.num_gpus_beside * CPU_PROCESS_BYTES  # and their weights, which are another model's
     if total <= site.memory_bytes:
         return []
     return [

@@ -16,7 +16,7 @@ import aiohttp
 import orjson
 
 from slime_rl.observability.trace import NO_TRACE, Trace
-from slime_rl.rollout.scope import current_scope
+from slime_rl.rollout.scope import SampleScope, current_scope
 from slime_rl.rollout.slots import Slots
 from slime_rl.rollout.versions import token_versions
 from slime_rl.types import all_finite
@@ -103,7 +103,7 @@ class EngineClient:
         came_at = now()
         if scope is None:
             async with self._slots:
-                return await self._generate(set(), input_ids, sampling_params, routing_key)
+                return await self._generate(SampleScope(), input_ids, sampling_params, routing_key)
         async with AsyncExitStack() as held:
             scope.queued += 1
             try:
@@ -117,15 +117,15 @@ class EngineClient:
                 scope.queued_s += now() - came_at
             else:
                 scope.has_sent, scope.started_at = True, now()
-            answer = await self._generate(scope.requests, input_ids, sampling_params, routing_key)
+            answer = await self._generate(scope, input_ids, sampling_params, routing_key)
             scope.was_cut = answer.finish_reason == "abort"
             scope.num_sampled += len(answer.tokens)
             return answer
 
     async def _generate(
-        self, requests: set[str], input_ids: list[int], sampling_params: dict[str, Any], routing_key: str | None
+        self, scope: SampleScope, input_ids: list[int], sampling_params: dict[str, Any], routing_key: str | None
     ) -> Generation:
-        """`requests` holds the id of the request while an engine has it."""
+        """`scope.requests` holds the id of the request while an engine has it."""
         body = {
             "input_ids": input_ids,
             "sampling_params": sampling_params,
@@ -134,7 +134,8 @@ class EngineClient:
         }
         headers = {} if routing_key is None else {ROUTING_HEADER: routing_key}
         with self._trace.span("requests", "request", prompt_tokens=len(input_ids)) as details:
-            answer = _generation(await self._post("/generate", body, headers, requests))
+            content = await self._post("/generate", body, headers, scope)
+            answer = NOTHING if content is None else _generation(content)
             details |= {"tokens": len(answer.tokens), "versions": answer.versions[-1:], "end": answer.finish_reason}
         self.num_prompt_tokens += len(input_ids)
         self.num_cached_tokens += answer.num_cached_tokens
@@ -174,14 +175,15 @@ class EngineClient:
                 await answer.read()
 
     async def _post(
-        self, path: str, body: dict[str, Any], more_headers: dict[str, str], requests: set[str]
-    ) -> dict[str, Any]:
+        self, path: str, body: dict[str, Any], more_headers: dict[str, str], scope: SampleScope
+    ) -> dict[str, Any] | None:
+        """None when it failed after an interruption: prefill and decode engines answer an abort with HTTP 500."""
         headers = {**_JSON, **more_headers}
         deadline, pause, last = time.monotonic() + self.timeout_s, 0.1, "no attempt was made"
         while (left := deadline - time.monotonic()) > 0:
             request_id = uuid.uuid4().hex  # each time anew: an engine may still have the one whose connection broke
             data = orjson.dumps({"rid": request_id, **body})
-            requests.add(request_id)
+            scope.requests.add(request_id)
             try:
                 timeout = aiohttp.ClientTimeout(total=left)
                 async with self._session.post(self.url + path, data=data, headers=headers, timeout=timeout) as answer:
@@ -194,9 +196,13 @@ class EngineClient:
             except (aiohttp.ClientError, TimeoutError) as error:
                 last = f"{type(error).__name__}: {error}"
             finally:
-                requests.discard(request_id)
+                scope.requests.discard(request_id)
+            if scope.interrupted:
+                return None
             self.num_retries += 1
             await asyncio.sleep(min(pause, max(0.0, deadline - time.monotonic())))
+            if scope.interrupted:
+                return None
             pause = min(pause * 2, 5.0)
         raise TimeoutError(
             f"{self.url}{path} gave no answer within --request-timeout-s {self.timeout_s:g}; last: {last}"

@@ -17,7 +17,7 @@ NODES, GPUS = 2, 4
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
+def cluster() -> Iterator[Cluster]:
     """Two nodes with four GPUs each."""
     head = {"num_cpus": 8, "num_gpus": GPUS, "object_store_memory": 80 * 2**20, "include_dashboard": False}
     for tries in range(3):  # Ray gives up by itself when a node is not up within 30 s, which happens on a busy machine
@@ -33,14 +33,14 @@ def cluster() -> Iterator[None]:
                 raise
     try:
         ray.init(address=fake.address, log_to_driver=False)
-        yield
+        yield fake
     finally:
         ray.shutdown()
         fake.shutdown()
 
 
 @pytest.fixture
-def place(cluster: None, tmp_path: Path) -> Iterator[Any]:
+def place(cluster: Cluster, tmp_path: Path) -> Iterator[Any]:
     """Makes a Placement from flags; its bundles are given back afterwards."""
     made: list[Placement] = []
 
@@ -120,5 +120,7 @@ def test_what_does_not_fit_is_refused_with_what_there_is(place: Any) -> None:
         place("--train-num-workers", "9")
     with pytest.raises(ValueError, match=r"4 nodes with .* each are needed .* the Ray cluster has 2 such nodes"):
         place("--num-nodes", "4", "--num-workers-per-node", "2")
-    with pytest.raises(ValueError, match=r"1 nodes with .* --rollout-num-gpus-per-engine\), .* has 0 such nodes"):
+    with pytest.raises(
+        ValueError, match=r"1 times .* each on one node \(--rollout-num-gpus-per-engine, .* have room for 0"
+    ):
         place("--rollout-num-gpus-per-engine", "6")

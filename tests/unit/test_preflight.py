@@ -140,3 +140,50 @@ def test_an_empty_reward_path_is_not_the_built_in_reward(tmp_path: Path) -> None
         config = make_config(tmp_path)
         reward = dataclasses.replace(config.reward, reward_function_path="")
         GroupRunner(dataclasses.replace(config, reward=reward))
+
+
+def test_what_no_machine_like_this_one_holds_is_refused(tmp_path: Path) -> None:
+    found = findings(tmp_path, "--rollout-num-engines", "100000")["size of the machine"]
+    assert found.verdict is Verdict.FAILED
+    assert "1 train workers" in found.text and "100000 engine processes (--rollout-num-engines" in found.text
+    assert (
+        findings(tmp_path, "--rollout-num-gpus-per-engine", "100000")["size of the machine"].verdict is Verdict.FAILED
+    )
+    assert findings(tmp_path, "--rollout-num-engines", "2")["size of the machine"].verdict is Verdict.OK
+    elsewhere = findings(tmp_path, "--rollout-num-engines", "100000", "--ray-address", "there:1")["size of the machine"]
+    assert elsewhere == Finding("size of the machine", Verdict.OK, "decided by the Ray cluster at there:1")
+
+
+def test_gpus_of_this_machine_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slime_rl.preflight.engine_device", lambda requested: "cuda")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+    flags = ("--device", "cuda", "--train-num-workers", "4", "--rollout-num-gpus-per-engine", "4")
+    assert findings(tmp_path, *flags)["size of the machine"] == Finding(
+        "size of the machine", Verdict.OK, "8 of 8 GPUs"
+    )
+    more = findings(tmp_path, *flags, "--rollout-num-engines", "2")["size of the machine"]
+    assert more.verdict is Verdict.FAILED and "the run takes 12 GPUs" in more.text and "has 8" in more.text
+
+
+def test_a_dry_run_for_gpus_needs_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slime_rl.engine.device.DRIVER_FILES", ())
+    monkeypatch.setattr(preflight_module, "check_sglang_args", lambda config: None)
+    flags = ("--device", "cuda", "--sglang-page-size", "8", "--router-max-concurrent-requests", "9")
+    found = findings(tmp_path, *flags)
+    assert found["arguments passed through"].verdict is Verdict.OK
+    assert found["device"].verdict is found["size of the machine"].verdict is Verdict.NOT_CHECKED
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    missing = findings(tmp_path, *flags)["arguments passed through"]
+    assert missing.verdict is Verdict.NOT_CHECKED
+    assert missing.text == "not checked: sglang is not installed here, and --page-size is for it"
+
+
+def test_a_backend_that_is_missing_here_is_no_fault_of_the_flags(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(config: Config) -> str:
+        raise ModuleNotFoundError("No module named 'megatron'", name="megatron.core")
+
+    monkeypatch.setitem(preflight_module.THOROUGH, "architecture", missing)
+    found = findings(tmp_path)["architecture"]
+    assert found == Finding("architecture", Verdict.NOT_CHECKED, "not checked: megatron is not installed here")

@@ -91,6 +91,24 @@ def test_a_reward_may_come_from_a_model_beside_the_policy(tmp_path: Path) -> Non
             "worker_type must be one of regular, prefill, decode, got 'encode'",
         ),
         ("sglang: [{name: p, server_groups: [{num_gpus: 1, overrides: [a]}]}]", "overrides must be a mapping"),
+        (
+            "sglang: [{name: p, server_groups: [{num_gpus: 1, overrides: {page-size: }}]}]",
+            "must give page-size a value",
+        ),
+        ("sglang: [{name: p, server_groups: [{num_gpus: 1, num_gpus: 2}]}]", "num_gpus is there twice"),
+        (
+            "sglang: [{name: p, server_groups: [{num_gpus: 1, overrides: {page-size: 1, page_size: 2}}]}]",
+            "line 1: page_size is there twice",
+        ),
+        (
+            "sglang: [{name: p, server_groups: [{num_gpus: 1}, {num_gpus: 1, overrides: {dtype: float16}}]}]",
+            r"must give all groups the same dtype, since engines are compared .*, got \[None, 'float16'\]",
+        ),
+        (
+            "sglang: [{name: p, server_groups: [{num_gpus: 1, worker_type: prefill, overrides: {page-size: 4}},"
+            " {num_gpus: 1, worker_type: decode}]}]",
+            r"must give all groups the same page-size, since caches go .*, got \['4', None\]",
+        ),
         ("sglang: [{name: p, model_path: /none, server_groups: [{num_gpus: 1}]}]", "must be a folder that exists"),
         ("sglang: [{name: j, model_path: JUDGE, server_groups: [{num_gpus: 1}]}]", "exactly one model with update"),
         (POLICY + OTHER.replace("name: j", "name: p"), "every model a name of its own"),
@@ -137,6 +155,13 @@ def test_what_prefill_and_decode_engines_cannot_do_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         config_of(tmp_path, DISAGGREGATED, "--rollout-batch-size", "8", *flags)
+
+
+def test_the_last_prefill_engine_of_a_judge_stays_too(tmp_path: Path) -> None:
+    judge = DISAGGREGATED.replace("sglang: [{name: p", "{name: j, model_path: JUDGE").replace("]}]", "]}")
+    with pytest.raises(ValueError, match="--engine-slow-s cannot be used with prefill and decode engines"):
+        config_of(tmp_path, f"{POLICY}, {judge}]", "--engine-slow-s", "1")
+    config_of(tmp_path, f"{POLICY}, {judge}]", "--rollout-batch-size", "8", "--rollout-ahead", "1")
 
 
 def test_engines_of_every_model_fill_whole_nodes(tmp_path: Path) -> None:

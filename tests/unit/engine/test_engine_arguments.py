@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,11 +12,12 @@ from tiny_checkpoint import quantize_checkpoint, write_tiny_checkpoint
 
 from slime_rl.config import Config
 from slime_rl.engine.arguments import (
+    _check_replicas,
     check_context_length,
     check_quantization,
     check_router_args,
     check_sglang_args,
-    check_transfer_backend,
+    check_transfer,
     disaggregation_arguments,
     sglang_arguments,
 )
@@ -125,15 +128,36 @@ def test_without_passed_arguments_sglang_is_not_asked(tmp_path: Path, monkeypatc
 def test_what_sglang_says_becomes_an_error_about_our_flag(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: dict[str, object], message: str
 ) -> None:
-    import json
-    import subprocess
-
     said = {"options": {"--chunked-prefill-size": "chunked_prefill_size"}, "unknown": [], "error": None, **answer}
     finished = subprocess.CompletedProcess([], 0, stdout="noise\n" + json.dumps(said) + "\n", stderr="")
     monkeypatch.setattr("subprocess.run", lambda *_, **__: finished)
     flag = "--sglang-chunked-prefil-size" if "unknown" in answer else "--sglang-chunked-prefill-size"
     with pytest.raises(ValueError, match=message):
         check_sglang_args(make_config(tmp_path, flag, "8"))
+
+
+def test_arguments_are_asked_for_where_the_gpus_of_the_run_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        said = {"options": {"--page-size": "page_size"}, "unknown": [], "error": None}
+        return subprocess.CompletedProcess([], 0, stdout=json.dumps(said), stderr="")
+
+    monkeypatch.setattr("subprocess.run", run)
+    monkeypatch.setattr("slime_rl.engine.device.DRIVER_FILES", ())
+    check_sglang_args(make_config(tmp_path, "--device", "cuda", "--sglang-page-size", "8"))
+    assert commands[0][commands[0].index("check") + 1] == "cpu"
+
+
+@pytest.mark.parametrize("name", ["--dp-size=2", "--data-parallel-size=2"])
+def test_an_engine_is_one_copy_of_the_model(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"--sglang-\*: {name[:-2]} must be 1 without .* got 2"):
+        _check_replicas("--sglang-*: ", [name])
+    _check_replicas("", [name, "--enable-dp-attention"])
+    _check_replicas("", ["--dp-size", "1"])
 
 
 def test_a_sequence_longer_than_the_model_is_refused(tmp_path: Path) -> None:
@@ -158,6 +182,12 @@ def test_a_sequence_longer_than_the_kv_cache_is_refused(tmp_path: Path) -> None:
         check_context_length(make_config(tmp_path, *FITS, "--engine-max-total-tokens", "200"))
 
 
+def test_the_router_does_not_repeat_what_prefill_and_decode_engines_aborted(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    assert "--disable-retries" not in router_arguments(config, "h", 1, 2)
+    assert {"--disable-retries", "--pd-disaggregation"} <= set(router_arguments(config, "h", 1, 2, disaggregated=True))
+
+
 def test_episodes_begin_on_the_engine_with_least_to_do(tmp_path: Path) -> None:
     arguments = router_arguments(make_config(tmp_path, "--router-policy", "manual"), "127.0.0.1", 1, 2)
     assert "--policy=manual" in arguments and "--assignment-mode=min_load" in arguments
@@ -173,8 +203,15 @@ def test_prefill_engines_on_gpus_need_a_way_to_send(tmp_path: Path, monkeypatch:
         return make_config(tmp_path, "--sglang-config", str(tmp_path / "engines.yaml"))
 
     with pytest.raises(ValueError, match=r"--sglang-config .*: p: prefill and decode engines need Mooncake"):
-        check_transfer_backend(config_of(""))
-    check_transfer_backend(config_of(", overrides: {disaggregation-transfer-backend: nixl}"))
+        check_transfer(config_of(""), "cuda")
+    check_transfer(config_of(""), "cpu")
+    check_transfer(config_of(", overrides: {disaggregation-transfer-backend: nixl}"), "cuda")
+    with pytest.raises(
+        ValueError, match="--disaggregation-transfer-backend must not be nixl, which does not work on CPU"
+    ):
+        check_transfer(config_of(", overrides: {disaggregation-transfer-backend: nixl}"), "cpu")
+    with pytest.raises(ValueError, match="must not be fake, which sends no caches"):
+        check_transfer(config_of(", overrides: {disaggregation-transfer-backend: fake}"), "cuda")
 
 
 def test_what_an_engine_of_two_kinds_is_told(tmp_path: Path) -> None:

@@ -98,6 +98,25 @@ def test_a_retry_is_a_new_request_for_the_engine() -> None:
     assert len(set(ids)) == 3
 
 
+def test_what_fails_after_an_interruption_is_not_asked_for_again() -> None:
+    """Prefill and decode engines answer an abort with HTTP 500."""
+
+    async def go() -> None:
+        scope = SampleScope()
+
+        def fail(body: Any) -> int:
+            scope.interrupt(0.0)
+            return 500
+
+        async with scripted_engine(fail) as (url, received), EngineClient(url, max_in_flight=4, timeout_s=60) as c:
+            with use_scope(scope):
+                result = await c.generate([1], {})
+        assert (result.tokens, result.finish_reason) == ([], "abort")
+        assert len(received) == 1 and scope.was_cut and scope.requests == set()
+
+    asyncio.run(go())
+
+
 def test_retries_end_at_the_deadline_with_the_last_failure() -> None:
     async def go() -> None:
         async with scripted_engine(lambda body: 503) as (url, _):
