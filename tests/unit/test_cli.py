@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import os
+import re
 import subprocess
+import sys
 
 import pytest
 
-from slime_rl.cli import COMMANDS, CONVERSIONS, completion, main
+from slime_rl.cli import COMMANDS, CONVERSIONS, completion, load, main
 from slime_rl.config import make_parser
 
 CALLS = [[name] for name in COMMANDS if name != "convert"] + [["convert", name] for name in CONVERSIONS]
@@ -15,7 +18,24 @@ def test_every_command_has_a_main_whose_help_ends_well(words: list[str], capsys:
     with pytest.raises(SystemExit) as ended:
         main([*words, "--help"])
     assert ended.value.code == 0
-    assert "usage:" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "usage:" in text
+    if words[0] in ("dashboard", "doctor", "plan"):  # also started as python -m slime_rl.NAME
+        assert "usage: python -m slime_rl" in text
+    elif words[0] != "train":
+        assert f"usage: slime-rl {' '.join(words)}" in text
+    command = (CONVERSIONS if words[0] == "convert" else COMMANDS)[words[-1]]
+    if words[0] != "train":
+        told = re.findall(r"^  (?:-\w, )?(--[a-z-]+)", text, re.MULTILINE)
+        assert sorted({*told} - {"--help"}) == sorted(command.flags.split())
+
+
+def test_a_process_that_a_tool_starts_finds_the_tool() -> None:
+    run = load(COMMANDS["inspect"])
+    found = subprocess.run(
+        [sys.executable, "-c", f"import {run.__module__}"], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    )
+    assert found.returncode == 0  # multiprocessing gives its children the parent's sys.path
 
 
 def test_train_help_is_grouped_by_concern(capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,3 +73,12 @@ def test_bash_completes_commands_and_flags() -> None:
     assert complete("slime-rl", "do") == ["doctor"]
     assert complete("slime-rl", "train", "--rollout-batch") == ["--rollout-batch-size"]
     assert set(complete("slime-rl", "plan", "--lr")) <= make_parser().flags
+    assert complete("slime-rl", "plan", "--shap") == ["--shape"]
+    assert complete("slime-rl", "dashboard", "--p") == ["--port"]
+    assert complete("slime-rl", "convert", "torch") == ["torch-dist-to-hf"]
+    assert complete("slime-rl", "convert", "torch-dist-to-hf", "--inp") == ["--input-dir"]
+
+
+def test_a_shell_that_is_not_known_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "zsh"]) == 2
+    assert "must be bash, got 'zsh'" in capsys.readouterr().err
