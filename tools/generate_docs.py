@@ -38,9 +38,25 @@ METRICS_HEAD = f"""# Metrics
 {NOTE}
 
 Every line of `RUN_DIR/metrics.jsonl` is one JSON object with `step`, `time_s` (seconds of running, over resumes) and
-some of these metrics; TensorBoard gets the same. A part in `<…>` differs. `train/`, `rollout/`, `timing_s/`, `perf/`,
+some of these metrics; the trackers get the same. A part in `<…>` differs. `train/`, `rollout/`, `timing_s/`, `perf/`,
 `buffer/` and `sync/` carry the number of the step they belong to, counted from 0; `eval/` carries the number of steps
 done before it, so that `eval/` at step 0 is the model as it came. A value that is not finite is written as `null`.
+"""
+
+TRACKERS = """
+| flag | goes to |
+|---|---|
+| always | `RUN_DIR/metrics.jsonl`, `samples.jsonl`, the report and the [dashboard](dashboard.md) |
+| `--tensorboard` | `RUN_DIR/tensorboard` |
+| `--trackers wandb` | Weights & Biases; `WANDB_MODE=offline` keeps it in `RUN_DIR/wandb` |
+| `--trackers mlflow` | what `MLFLOW_TRACKING_URI` names |
+| `--trackers trackio` | a local SQLite file (`TRACKIO_DIR`) that `trackio show` displays |
+| `--trackers prometheus` | `http://127.0.0.1:9400/metrics` while the run goes on (`--prometheus-address HOST:PORT`) |
+
+Several may be named (`--trackers wandb prometheus`); `--tracker-project` and `--tracker-run` say under which names.
+Each needs its package, `pip install 'slime_rl[wandb]'` and so on; without it the run is refused before anything starts.
+A run that is continued goes on in the same entry (`RUN_DIR/trackers.json`). For Prometheus `train/loss` is
+`slime_rl_train_loss{run="mine"}`.
 """
 
 
@@ -53,7 +69,7 @@ def metrics_page() -> str:
     """The text of docs/metrics.md."""
     rows = [f"| `{m.name}` | {_cell(m.unit)} | {_cell(m.reduction)} | {_cell(m.meaning)} |" for m in METRICS]
     head = "| metric | unit | over what | meaning |\n|---|---|---|---|"
-    return "\n".join([METRICS_HEAD, head, *rows, ""])
+    return "\n".join([METRICS_HEAD + TRACKERS, head, *rows, ""])
 
 
 def _section(cls: type) -> str:

@@ -142,9 +142,16 @@ class PrometheusTracker:
         if name not in self._gauges:
             known = find_metric(name)
             about = f"{known.meaning} Unit: {known.unit}; {known.reduction}." if known else name
-            safe = "slime_rl_" + re.sub(r"\W", "_", name)
-            self._gauges[name] = self._make_gauge(safe, about, list(self._labels), registry=self._registry)
+            safe = _plain(name)
+            same = sum(_plain(other) == safe for other in self._gauges)
+            unique = safe if same == 0 else f"{safe}_{same + 1}"  # a-b and a_b are two metrics
+            self._gauges[name] = self._make_gauge(unique, about, list(self._labels), registry=self._registry)
         return self._gauges[name]
+
+
+def _plain(name: str) -> str:
+    """As Prometheus may call it."""
+    return "slime_rl_" + re.sub(r"\W", "_", name, flags=re.ASCII)
 
 
 PACKAGES = {"wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio", "prometheus": "prometheus_client"}

@@ -1,4 +1,4 @@
-"""Pages name what exists: flags of the migration tables, files, and the commands of slime-rl."""
+"""Pages name what exists: flags, files, functions, modules, and the commands of slime-rl."""
 
 from __future__ import annotations
 
@@ -7,12 +7,26 @@ from pathlib import Path
 
 import pytest
 
-from slime_rl.cli import COMMANDS
+from slime_rl.cli import COMMANDS, CONVERSIONS
 from slime_rl.config import make_parser
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
+PAGES = [*sorted((ROOT / "docs").glob("**/*.md")), ROOT / "README.md", ROOT / "plugins" / "README.md"]
 PREFIXES = ("--sglang-", "--router-", "--megatron-")
+# Of other programs, and words that stand for several flags.
+FOREIGN = {
+    *("--address", "--head", "--nodes", "--pid", "--gpus-per-node"),  # ray, sbatch, py-spy
+    *("--custom-weight-loader", "--weight-version", "--is-embedding", "--enable-deterministic-inference"),  # SGLang
+    *("--disable-circuit-breaker", "--sglang", "--router", "--megatron", "--name", "--no-name", "--eval", "--overlong"),
+}
+
+
+def about_us(page: Path) -> str:
+    """A page without the columns of the migration tables that are of other projects."""
+    lines = page.read_text().splitlines()
+    if page.name == "migration.md":
+        lines = [line.split("|")[-2] if line.startswith("|") else line for line in lines]
+    return "\n".join(lines)
 
 
 def test_every_flag_in_the_last_column_of_the_migration_tables_exists() -> None:
@@ -21,6 +35,42 @@ def test_every_flag_in_the_last_column_of_the_migration_tables_exists() -> None:
     assert len(named) > 40
     known = make_parser().flags
     assert sorted(flag for flag in named if flag not in known and not flag.startswith(PREFIXES)) == []
+
+
+@pytest.fixture(scope="module")
+def known_flags() -> set[str]:
+    """Those of runs, of the commands of slime-rl, and of the programs in benchmarks/ and tools/."""
+    commands = [*COMMANDS.values(), *CONVERSIONS.values()]
+    programs = [path.read_text() for folder in ("benchmarks", "tools") for path in (ROOT / folder).glob("*.py")]
+    own = {flag for text in programs for flag in re.findall(r'"(--[a-z][a-z0-9-]+)"', text)}
+    return FOREIGN | own | {*make_parser().flags} | {flag for command in commands for flag in command.flags.split()}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_flags_that_are_named_exist(page: Path, known_flags: set[str]) -> None:
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]", about_us(page)))
+    positive = {flag.replace("--no-", "--", 1): flag for flag in named if not flag.startswith(PREFIXES)}
+    assert sorted(flag for yes, flag in positive.items() if not {yes, flag} & known_flags) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_in_a_page_is_python(page: Path) -> None:
+    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+        compile(block, str(page), "exec")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_code_that_is_named_exists(page: Path) -> None:
+    text = about_us(page)
+    for name, what in re.findall(r"`([\w./-]+\.py)(?::(\w+))?`", text):
+        places = [ROOT / name, page.parent / name, *(ROOT / "slime_rl").glob(f"**/{name}")]
+        found = [place.read_text() for place in places if place.is_file()]
+        assert found or name.startswith("my_"), name
+        pattern = rf"^\s*(?:async )?(?:def|class) {what}\b|^{what}\b"
+        assert not what or any(re.search(pattern, code, re.MULTILINE) for code in found), f"{name}:{what}"
+    for module in re.findall(r"python -m (slime_rl[\w.]*)", text):
+        path = ROOT / module.rstrip(".").replace(".", "/")
+        assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

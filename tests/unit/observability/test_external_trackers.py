@@ -29,11 +29,12 @@ def test_prometheus_serves_the_newest_values_with_their_meaning(tmp_path: Path) 
     config = make_config(tmp_path, "--trackers", "prometheus", "--prometheus-address", "127.0.0.1:0")
     tracker = open_trackers(config, resume=False)[0]
     tracker.log(0, STEPS[0])
-    tracker.log(1, STEPS[1])
+    tracker.log(1, STEPS[1] | {"eval/held-out/accuracy": 0.5, "mine/gr\u00f6\u00dfe": 3.0})
     text = urllib.request.urlopen(f"http://127.0.0.1:{tracker.port}/metrics", timeout=120).read().decode()
     tracker.close()
     assert 'slime_rl_train_loss{run="run"} 1.5' in text
     assert 'slime_rl_eval_held_out_accuracy{run="run"} 0.25' in text
+    assert 'slime_rl_eval_held_out_accuracy_2{run="run"} 0.5' in text and 'slime_rl_mine_gr__e{run="run"} 3.0' in text
     assert 'slime_rl_train_lr{run="run"} NaN' in text
     assert 'slime_rl_step{run="run"} 1.0' in text
     assert "# HELP slime_rl_train_loss What the optimizer minimises" in text
