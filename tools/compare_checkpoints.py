@@ -80,6 +80,7 @@ class Report:
     different: list[str] = field(default_factory=list)
     compared: int = 0
     max_abs_diff: float = 0.0
+    is_bitwise: bool = True  # of what was compared: 0.0 and -0.0 are the same value in other bits
 
     @property
     def is_same(self) -> bool:
@@ -87,7 +88,7 @@ class Report:
 
 
 def compare(a: Side, b: Side, tolerance: float = 0.0) -> Report:
-    """Every tensor of both, by name; values are compared in float64, NaN equal to NaN."""
+    """Every tensor of both, by name; values are compared in float64, whole numbers exactly, NaN equal to NaN."""
     import torch
 
     report = Report(missing=_only_in(a, b), extra=_only_in(b, a))
@@ -98,9 +99,11 @@ def compare(a: Side, b: Side, tolerance: float = 0.0) -> Report:
         if x.shape != y.shape:
             report.shapes.append(f"{name} {tuple(x.shape)} / {tuple(y.shape)}")
             continue
-        if x.dtype == y.dtype and torch.equal(x, y):
+        if x.dtype == y.dtype and torch.equal(_bytes(x), _bytes(y)):
             continue
-        x_wide, y_wide = x.double(), y.double()
+        report.is_bitwise = False
+        is_whole = not (x.is_floating_point() or y.is_floating_point())
+        x_wide, y_wide = (x.long(), y.long()) if is_whole else (x.double(), y.double())
         is_equal = (x_wide == y_wide) | (x_wide.isnan() & y_wide.isnan())  # infinities too
         gap = (x_wide - y_wide).abs().masked_fill(is_equal, 0.0)
         largest = float("inf") if bool(gap.isnan().any()) else float(gap.max()) if gap.numel() else 0.0
@@ -108,6 +111,12 @@ def compare(a: Side, b: Side, tolerance: float = 0.0) -> Report:
         if largest > tolerance or (tolerance == 0.0 and x.dtype != y.dtype):
             report.different.append(f"{name} ({x.dtype} / {y.dtype}, largest difference {largest:.3g})")
     return report
+
+
+def _bytes(x: Any) -> Any:
+    import torch
+
+    return x.contiguous().flatten().view(torch.uint8)
 
 
 def _only_in(one: Side, other: Side) -> list[str]:
@@ -167,7 +176,8 @@ def main(argv: list[str] | None = None) -> int:
         if names:
             print(f"{title}: {len(names)}, first {names[0]}")
     verdict = "same" if report.is_same else "different"
-    print(f"{verdict}: tensors={report.compared} max_abs_diff={report.max_abs_diff:.3g}")
+    bitwise = "yes" if report.is_same and report.is_bitwise else "no"
+    print(f"{verdict}: tensors={report.compared} max_abs_diff={report.max_abs_diff:.3g} bitwise={bitwise}")
     return 0 if report.is_same else 1
 
 

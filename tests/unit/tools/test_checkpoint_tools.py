@@ -83,7 +83,7 @@ def test_differences_are_told_with_name_and_size(tmp_path: Path, capsys: pytest.
     assert "only in A: 1, first model.layers.0.self_attn.q_norm.weight" in out
     assert "only in B: 1, first more" in out
     assert "different: 1, first model.norm.weight" in out
-    assert out.splitlines()[-1].endswith("max_abs_diff=0.5")
+    assert out.splitlines()[-1].endswith("max_abs_diff=0.5 bitwise=no")
     assert compare_checkpoints.main([str(tmp_path / "a"), str(tmp_path / "nothing")]) == 2
 
 
@@ -203,10 +203,25 @@ def test_infinities_and_stored_tied_output_layers_compare(tmp_path: Path, capsys
         save_file({n: t.clone() for n, t in content.items()}, tmp_path / name / "model.safetensors")
     paths = [str(tmp_path / name) for name in "ab"]
     assert compare_checkpoints.main(paths) == 1
-    assert capsys.readouterr().out.splitlines()[-1] == "different: tensors=2 max_abs_diff=0.5"
+    assert capsys.readouterr().out.splitlines()[-1] == "different: tensors=2 max_abs_diff=0.5 bitwise=no"
     assert compare_checkpoints.main([*paths, "--tolerance", "0.5"]) == 0
     for tolerance in ("nan", "-1"):
         assert compare_checkpoints.main([*paths, f"--tolerance={tolerance}"]) == 2
+
+
+def test_signs_of_zero_and_large_whole_numbers_are_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def last_line(**b: torch.Tensor) -> str:
+        a = {"zero": torch.zeros(2), "whole": torch.tensor([2**60, 5])}
+        for name, content in (("a", a), ("b", {**a, **b})):
+            (tmp_path / name).mkdir(exist_ok=True)
+            (tmp_path / name / "config.json").write_text("{}")
+            save_file(content, tmp_path / name / "model.safetensors")
+        compare_checkpoints.main([str(tmp_path / "a"), str(tmp_path / "b")])
+        return capsys.readouterr().out.splitlines()[-1]
+
+    assert last_line() == "same: tensors=2 max_abs_diff=0 bitwise=yes"
+    assert last_line(zero=-torch.zeros(2)) == "same: tensors=2 max_abs_diff=0 bitwise=no"
+    assert last_line(whole=torch.tensor([2**60 + 1, 5])) == "different: tensors=2 max_abs_diff=1 bitwise=no"
 
 
 def test_model_of_a_plugin_is_converted(tmp_path: Path) -> None:
