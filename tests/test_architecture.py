@@ -47,6 +47,7 @@ BACKENDS: dict[str, tuple[str, ...]] = {
 }
 LIGHT_MODULES = ("slime_rl.types", "slime_rl.config", "slime_rl.registry", "slime_rl.protocols")
 HEAVY_PACKAGES = ("torch", "numpy", "ray", "transformers", "sglang", "megatron", "matplotlib", "rich")
+WORKERS_PACKAGES = ("torch", "transformers", "sglang", "megatron")  # seconds, and hundreds of MB
 
 
 def source_files() -> list[Path]:
@@ -135,14 +136,22 @@ def is_package(folder: Path) -> bool:
     return (folder / "__init__.py").is_file()
 
 
-def test_config_registry_protocols_and_types_import_without_heavy_packages() -> None:
+def check_import(modules: tuple[str, ...], without: tuple[str, ...]) -> None:
     code = (
-        f"import sys, {', '.join(LIGHT_MODULES)}\n"
-        f"loaded = [name for name in {HEAVY_PACKAGES!r} if name in sys.modules]\n"
+        f"import sys, {', '.join(modules)}\n"
+        f"loaded = [name for name in {without!r} if name in sys.modules]\n"
         "sys.exit(f'loaded: {loaded}' if loaded else 0)"
     )
     outcome = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert outcome.returncode == 0, outcome.stderr
+
+
+def test_config_registry_protocols_and_types_import_without_heavy_packages() -> None:
+    check_import(LIGHT_MODULES, HEAVY_PACKAGES)
+
+
+def test_the_driver_imports_without_the_packages_of_its_workers() -> None:
+    check_import(("slime_rl.train",), WORKERS_PACKAGES)
 
 
 def test_files_are_short() -> None:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from slime_rl.buffer.judging import judge_samples
 from slime_rl.config import Config
 from slime_rl.data.episodes import mean, rewards_by_role
 from slime_rl.protocols import GroupFilter, SampleFilter
@@ -139,6 +138,8 @@ def _ask(flag: str, config: Config, group_filter: GroupFilter | SampleFilter, gr
     if ":" not in flag:
         with own_code(flag, f", for group {group.group_index}"):
             return group_filter(config, group.samples)
+    from slime_rl.buffer.judging import judge_samples  # imports torch, which the driver does without
+
     return judge_samples(flag, group, lambda samples: group_filter(config, samples))
 
 

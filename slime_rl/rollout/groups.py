@@ -14,7 +14,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple, TypeVar
 
 from slime_rl.buffer.filters import drop_reason, filter_samples
-from slime_rl.buffer.keepable import check_and_weigh
 from slime_rl.buffer.policies import DYNAMIC_FILTERS, SAMPLE_FILTERS
 from slime_rl.config import Config
 from slime_rl.data.episodes import num_attempts
@@ -97,6 +96,8 @@ class GroupRunner:
         try:
             verdict = await self.bounded(group, self._generate_and_score(group, sampling_params, on_start, wants_all))
             if self.config.rollout.rollout_error == "drop":
+                from slime_rl.buffer.keepable import check_and_weigh  # imports torch, which the driver does without
+
                 check_and_weigh(group)  # the buffer would refuse it, and that is no error that it can drop a group for
         except Exception as error:
             if self.config.rollout.rollout_error == "stop":
