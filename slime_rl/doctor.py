@@ -4,7 +4,7 @@
 
 Looks at the machine (cores, memory, disk, shared memory, GPUs, ports), at every package that a run imports, and starts
 a small Ray. Imports run in processes of their own: one that crashes or hangs is a finding, not the end of the doctor.
-Exit code 0 when a CPU or GPU run is possible, else 1.
+Exit code 0 when a CPU or GPU run is possible, else 1. It needs nothing but Python itself.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-
-import psutil
 
 from slime_rl.observability.streams import say
 
@@ -88,6 +86,14 @@ def packages(on_gpu: bool) -> list[Package]:
         Package(distribution="ray", code="import ray"),
         Package(distribution="sglang", code=SGLANG_GPU_CODE if on_gpu else SGLANG_CODE),
         Package(distribution="sglang-router", code="import sglang_router"),
+        *(
+            Package(distribution=name, code=f"import {module}")
+            for name, module in [
+                *(("aiohttp", "aiohttp.web"), ("jsonschema", "jsonschema"), ("numpy", "numpy"), ("psutil", "psutil")),
+                *(("pyarrow", "pyarrow.parquet"), ("pyyaml", "yaml"), ("starlette", "starlette.applications")),
+                ("uvicorn", "uvicorn"),
+            ]
+        ),
         Package(distribution="math-verify", code="import math_verify"),
         Package(distribution="safetensors", code="import safetensors.torch"),
         Package(distribution="rich", code="import rich.live"),
@@ -146,7 +152,8 @@ def _resources(folder: Path) -> Iterator[Finding]:
 
 def _memory_limit_bytes() -> int:
     """Memory that is available, or what the container's limit leaves when that is less."""
-    available = psutil.virtual_memory().available
+    lines = [line.split() for line in Path("/proc/meminfo").read_text().splitlines()]
+    available = next(int(words[1]) * 1024 for words in lines if words[0] == "MemAvailable:")
     limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
     if limit.is_file() and used.is_file() and (text := limit.read_text().strip()) != "max":
         available = min(available, int(text) - int(used.read_text()))
@@ -267,12 +274,24 @@ def run_program(command: Sequence[str], *, timeout_s: float, environment: dict[s
 
 def _kill_tree(process: subprocess.Popen[str]) -> None:
     """Kill a process, its group, and descendants that have left the group, as Ray's do."""
-    descendants = psutil.Process(process.pid).children(recursive=True)  # it is there until we have waited for it
+    descendants = _descendants(process.pid)  # it is there until we have waited for it
     os.killpg(process.pid, signal.SIGKILL)
     for child in descendants:
-        with contextlib.suppress(psutil.NoSuchProcess):  # psutil compares start times: never another with the same id
-            child.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
     process.communicate()
+
+
+def _descendants(pid: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # ended meanwhile
+            parent = int(path.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(path.parent.name))
+    found = list(children.get(pid, ()))
+    for child in found:  # grows while it is walked
+        found += children.get(child, ())
+    return found
 
 
 def _python(code: str) -> list[str]:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import ast
 import json
+import re
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -8,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from slime_rl import doctor
-from slime_rl.doctor import Finding, Package, Verdict, as_text, check_package, run_program
+from slime_rl.doctor import Finding, Package, Verdict, as_text, check_package, packages, run_program
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_package_that_imports_is_ok_with_its_version() -> None:
@@ -83,6 +88,22 @@ def test_exit_code_says_whether_a_run_is_possible(
     assert report["findings"][1] == {
         "topic": "packages", "name": "ray", "verdict": str(verdict), "value": "not installed", "remedy": "install it",
     }  # fmt: skip
+
+
+def test_it_runs_where_nothing_is_installed() -> None:
+    program = "import sys; sys.argv = ['doctor', '--no-ray']; import runpy; "
+    program += f"sys.path.insert(0, {str(ROOT)!r}); runpy.run_module('slime_rl.doctor', run_name='__main__')"
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1 and done.stderr == ""
+    assert "-> run `bash scripts/install_cpu.sh`" in done.stdout
+    assert "NOT READY: torch, transformers, megatron-core" in done.stdout
+
+
+def test_every_dependency_of_a_run_is_looked_at() -> None:
+    setup = ast.parse((ROOT / "setup.py").read_text())
+    lists = [ast.literal_eval(node.value) for node in setup.body if isinstance(node, ast.Assign)]  # CORE and ENGINES
+    needed = {re.split(r"[>=<]", name)[0] for names in lists for name in names} - {"einops"}  # which SGLang imports
+    assert needed <= {package.distribution for package in packages(on_gpu=False)}
 
 
 def test_every_backend_of_a_run_is_looked_at() -> None:

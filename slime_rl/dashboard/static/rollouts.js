@@ -126,10 +126,18 @@ function sampleRow(s, number) {
     <td>${(s.weight_versions || []).length ? safe([...new Set(s.weight_versions)].join(" to ")) : "–"}</td><td>${safe(s.status)}</td></tr>`;
 }
 
+// Not all samples of a group need be logged: only the advantages tell whether the others have the same reward.
+function equalRewards(samples) {
+  const known = samples.filter((s) => s.advantages?.length);
+  if (!known.length) return "their rewards are equal";
+  return known.some((s) => s.advantages.some((a) => a)) ? "their rewards are equal, those of the others are not"
+    : "rewards are equal: nothing to learn for GRPO";
+}
+
 function groupOf(group, view, colouring, scale) {
   const { samples } = group;
   const facts = [`${samples.length} sample${samples.length === 1 ? "" : "s"} logged`, `mean reward of those ${short(group.mean)}`];
-  if (samples.length > 1) facts.push(group.std === 0 ? "all rewards are equal: nothing to learn for GRPO" : `deviation ${short(group.std)}`);
+  if (samples.length > 1) facts.push(group.std === 0 ? equalRewards(samples) : `deviation ${short(group.std)}`);
   if (group.label !== null && group.label !== undefined) facts.push(`label ${typeof group.label === "string" ? group.label : JSON.stringify(group.label)}`);
   const shown = samples.map((s, i) => `<div class="sample"><b>${i + 1}</b> <span class="quiet">reward ${short(s.reward)}${
     Object.keys(s.reward_info || {}).length ? ` · ${safe(JSON.stringify(s.reward_info)).slice(0, 400)}` : ""}</span>

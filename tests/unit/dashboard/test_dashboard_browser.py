@@ -122,6 +122,22 @@ def test_samples_that_training_told_nothing_of_say_so(browser: Browser, url: str
     assert "these samples have no advantage" in look(browser, url, "tab=rollouts&colour=advantage")
 
 
+def test_equal_rewards_of_some_samples_say_nothing_of_the_whole_group(
+    browser: Browser, url: str, run_dir: Path
+) -> None:
+    told = {1: [0.25], 2: [0.0], 3: None}
+    with (run_dir / "samples.jsonl").open("a") as file:
+        for group, advantages in told.items():
+            for index in range(2):
+                line = {"step": 9, "index": index, "group_index": group, "prompt": "p", "response": "x", "reward": 1.0}
+                file.write(json.dumps(line | {"tokens": ["x"], "loss_mask": [1], "advantages": advantages}) + "\n")
+    text = look(browser, url, "tab=rollouts")
+    groups = text.split("group ")[1:]
+    assert "rewards are equal, those of the others are not" in next(g for g in groups if g.startswith("1"))
+    assert "rewards are equal: nothing to learn for GRPO" in next(g for g in groups if g.startswith("2"))
+    assert "rewards are equal · " in next(g for g in groups if g.startswith("3")).replace("\n", " · ")
+
+
 def test_views_can_be_changed_by_hand_and_back(browser: Browser, url: str) -> None:
     look(browser, url, "tab=overview")
     browser.click("[data-tab=rollouts]")
