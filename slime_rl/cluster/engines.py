@@ -42,8 +42,9 @@ class EngineGroup:
 
     def start(self) -> list[Any]:
         """Begin starting; the returned references resolve to the engines' URLs."""
+        begun = [handle.begin() for handle in self.handles]  # first: they take longest, and the router is waited for
         self.router.start()
-        return [handle.begin() for handle in self.handles]
+        return begun
 
     def connect(self, urls: list[str]) -> None:
         """Put the started engines behind the router and watch them."""
