@@ -59,7 +59,8 @@ METRICS: tuple[Metric, ...] = (
     _metric("train/grad_norm", "-", _UPDATES, "L2 norm of the whole gradient before clipping."),
     _metric("train/lr", "-", "value of the last update", "Learning rate."),
     _metric("train/logprob_diff_mean_abs", "nats", "mean over trained tokens of the step",
-            "Absolute difference of trainer's and engine's log-prob of the sampled tokens: how far both agree."),
+            "Absolute difference of trainer's and engine's log-prob of the sampled tokens: how far both agree; "
+            "where rollout/staleness_max is not 0, how far the policy has moved since, too."),
     _metric("train/logprob_diff_max_abs", "nats", "max over trained tokens of the step", "Largest such difference."),
     _metric("train/tokens", "tokens", "sum over workers", "Prompt and response tokens that went through the trainer."),
     _metric("train/num_microbatches", "count", "sum over updates, per worker", "Packed micro-batches of the step."),

@@ -79,6 +79,11 @@ def test_links_lead_to_files(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+def test_the_readme_leads_to_every_page() -> None:
+    linked = set(re.findall(r"\]\(docs/([\w/]+\.md)", (ROOT / "README.md").read_text()))
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} - linked == set()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_and_scripts_that_are_named_exist(page: Path) -> None:
     text = page.read_text()
