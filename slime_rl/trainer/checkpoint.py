@@ -267,11 +267,16 @@ def _random_state(state: TrainState) -> dict[str, Any]:
     }
 
 
+# numpy's generator state is an array of these; torch.load looks up nothing beside them and tensors.
+_OF_NUMPYS_STATE: list[Any] = [np.empty(0).__reduce__()[0], np.ndarray, np.dtype, type(np.dtype(np.uint32))]
+
+
 def _restore_random_state(state: TrainState, path: Path) -> None:
     """Under another layout there is nothing to restore: which rank draws what has changed."""
     if not path.is_file():
         return
-    saved = torch.load(path, weights_only=False)
+    with torch.serialization.safe_globals(_OF_NUMPYS_STATE):
+        saved = torch.load(path, weights_only=True)
     if saved["layout"] != _layout_sizes(state):
         return
     random.setstate(saved["python"])

@@ -9,6 +9,7 @@ Megatron reads and writes the same files in training; here one tensor at a time 
 
 from __future__ import annotations
 
+import io
 import json
 import mmap
 import pickle
@@ -121,6 +122,33 @@ def write_index(folder: Path, boxes: Iterable[Written], common: dict[str, Any]) 
     )
 
 
+# What an index is made of, whoever wrote it. A checkpoint may come from anywhere: nothing else is looked up.
+_WRITE_DATA = ("TensorWriteData", "BytesIOWriteData")
+_OF_AN_INDEX = {
+    "torch": ("Size",),
+    "torch.serialization": ("_get_layout",),
+    "torch.distributed.checkpoint.metadata": (
+        *("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata"),
+        *("TensorProperties", "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING"),
+    ),
+    "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+    "torch.distributed.checkpoint.planner": ("SavePlan", "WriteItem", "WriteItemType", *_WRITE_DATA),
+    "megatron.core.dist_checkpointing.strategies.torch": ("MCoreSavePlan",),
+    "builtins": ("set", "frozenset"),
+    "collections": ("OrderedDict", "defaultdict"),
+    "pathlib": ("Path", "PosixPath", "PurePosixPath"),
+    "pathlib._local": ("Path", "PosixPath", "PurePosixPath"),
+}
+
+
+class _IndexUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if is_dtype or name in _OF_AN_INDEX.get(module, ()):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name} is not expected in an index")
+
+
 class TorchDistReader:
     """A checkpoint folder, by any writer and of any parallel layout."""
 
@@ -134,7 +162,7 @@ class TorchDistReader:
             raise ValueError(f"{folder}: must hold a torch_dist checkpoint ({METADATA}, {FORMAT_FILE})")
         self.folder = folder
         try:
-            content = pickle.loads((folder / METADATA).read_bytes())
+            content = _IndexUnpickler(io.BytesIO((folder / METADATA).read_bytes())).load()
         except Exception as error:  # a damaged pickle may raise anything
             raise ValueError(f"{folder / METADATA}: cannot be read: {type(error).__name__}: {error}") from error
         if not isinstance(content, Metadata):
@@ -157,7 +185,7 @@ class TorchDistReader:
 
     def common(self) -> dict[str, Any]:
         """What is no tensor."""
-        return torch.load(self.folder / COMMON, map_location="cpu", weights_only=False)
+        return torch.load(self.folder / COMMON, map_location="cpu", weights_only=True)
 
     def shape(self, key: str) -> tuple[int, ...]:
         return tuple(self._tensor(key).size)

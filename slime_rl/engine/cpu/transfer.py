@@ -12,7 +12,9 @@ import logging
 import socket
 import struct
 import threading
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -21,6 +23,7 @@ COUNT, PIECE = struct.Struct("!I"), struct.Struct("!QQ")
 MAX_PIECES = 1 << 20
 DONE = b"\1"
 LIMIT_S = 30.0
+PAUSE_S = 0.5
 
 
 class TransferEngine:
@@ -93,20 +96,25 @@ class TransferEngine:
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
-            peer, _ = listener.accept()
-            threading.Thread(target=self._receive, args=(peer,), daemon=True).start()
+            try:
+                peer, address = listener.accept()
+            except OSError as error:  # such as too many open files: those who come later may have more luck
+                logger.warning("could not accept KV cache: %s", error)
+                time.sleep(PAUSE_S)
+                continue
+            threading.Thread(target=self._receive, args=(peer, address), daemon=True).start()
 
-    def _receive(self, peer: socket.socket) -> None:
+    def _receive(self, peer: socket.socket, address: Any) -> None:
         """Take writes until the writer goes, or names memory that is not registered."""
-        with peer:
+        with peer, suppress(OSError):  # it has gone while it was answered
             while (head := read(peer, COUNT.size)) is not None:
                 (count,) = COUNT.unpack(head)
                 pieces = read(peer, count * PIECE.size) if count <= MAX_PIECES else None
                 if pieces is None or not all(self._holds(*piece) for piece in PIECE.iter_unpack(pieces)):
-                    logger.warning("refused to take KV cache from %s", peer.getpeername())
+                    logger.warning("refused to take KV cache from %s", address)
                     return
-                for address, length in PIECE.iter_unpack(pieces):
-                    if not read_into(peer, memory(address, length)):
+                for at, length in PIECE.iter_unpack(pieces):
+                    if not read_into(peer, memory(at, length)):
                         return
                 peer.sendall(DONE)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+import struct
+
 import numpy as np
 
-from slime_rl.engine.cpu.transfer import TransferEngine
+from slime_rl.engine.cpu.transfer import COUNT, PIECE, TransferEngine
 
 
 def engine() -> TransferEngine:
@@ -50,6 +53,21 @@ def test_memory_that_is_not_registered_is_left_alone() -> None:
     receiver.batch_unregister_memory([base])
     assert sender.transfer_sync_write(session_of(receiver), address_of(source), base, 64) < 0
     assert target.sum() == 8
+
+
+def test_who_goes_in_the_middle_does_not_disturb_the_others() -> None:
+    sender, receiver = engine(), engine()
+    target = np.zeros(1000, dtype=np.int64)
+    receiver.register_memory(address_of(target), target.nbytes)
+    host, port = "127.0.0.1", receiver.get_rpc_port()
+    head = COUNT.pack(1) + PIECE.pack(address_of(target), target.nbytes)
+    for sent in (head[:3], head, head + bytes(100), head + bytes(target.nbytes)):
+        with socket.create_connection((host, port)) as peer:
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closes with a reset
+            peer.sendall(sent)
+    source = np.arange(1000, dtype=np.int64)
+    moved = sender.transfer_sync_write(session_of(receiver), address_of(source), address_of(target), source.nbytes)
+    assert moved == 0 and np.array_equal(target, source)
 
 
 def test_an_engine_that_is_gone_is_an_answer() -> None:

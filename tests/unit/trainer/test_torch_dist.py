@@ -3,14 +3,18 @@ from __future__ import annotations
 import mmap
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint import FileSystemReader, load
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.state_dict_loader import load
 
 from slime_rl.trainer.hf_folder import HFFolder, TensorInfo, write_safetensors
 from slime_rl.trainer.saved_tensor import saved_tensor
-from slime_rl.trainer.torch_dist import TorchDistFile, TorchDistReader, write_index
+from slime_rl.trainer.torch_dist import METADATA, TorchDistFile, TorchDistReader, write_index
 
 WHOLE = torch.arange(7 * 5, dtype=torch.float32).reshape(7, 5)
 
@@ -99,3 +103,30 @@ def test_index_that_is_another_pickle_is_refused(folder: Path) -> None:
         ValueError, match=r"\.metadata: must hold the index of a torch_dist checkpoint, got <class 'list'>"
     ):
         TorchDistReader(folder)
+
+
+def test_an_index_that_keeps_its_plan_as_megatrons_does_is_read(folder: Path) -> None:
+    index = pickle.loads((folder / METADATA).read_bytes())
+    box = index.state_dict_metadata["w"].chunks[0]
+    data = TensorWriteData(box, index.state_dict_metadata["w"].properties, torch.Size((7, 5)))
+    plan = SavePlan([WriteItem(MetadataIndex("w", torch.Size((0, 0)), 0), WriteItemType.SHARD, tensor_data=data)])
+    index.planner_data, index.storage_meta = {"plan": plan}, StorageMeta(checkpoint_id=folder)
+    (folder / METADATA).write_bytes(pickle.dumps(index))
+    assert torch.equal(TorchDistReader(folder).read("w"), WHOLE)
+
+
+class Harmful:
+    """What a pickle from elsewhere may hold: a call of anything."""
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (Path("called"),)
+
+
+def test_an_index_from_elsewhere_runs_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    (folder / METADATA).write_bytes(pickle.dumps(Harmful()))
+    with pytest.raises(
+        ValueError, match=r"\.metadata: cannot be read: UnpicklingError: .* is not expected in an index"
+    ):
+        TorchDistReader(folder)
+    assert not (folder / "called").exists()
