@@ -15,7 +15,9 @@ from slime_rl.observability.tracker import TRAINING
 
 MAX_SAMPLES = 1024  # of one step that are looked at; a page shows a few groups of them
 GROUPS_PER_PAGE = 8
+MAX_TEXT = 20_000  # characters of one text that a page gets; a browser is lost in megabytes of them
 ORDERS = ("as trained", "lowest reward", "highest reward", "largest spread")
+_TEXTS = ("prompt", "response", "label", "reward_info", "metadata")
 # How the tracker begins a line; others, of older or foreign writers, are parsed whole.
 _HEAD = re.compile(rb'\{"step": (\d+), (?:"kind": "(\w+)", )?"index": -?\d+, "group_index": (-?\d+),')
 
@@ -108,7 +110,7 @@ class Samples:
             "num_groups": len(groups),
             "first": first,
             "per_page": GROUPS_PER_PAGE,
-            "groups": groups[first : first + GROUPS_PER_PAGE],
+            "groups": [shortened(group) for group in groups[first : first + GROUPS_PER_PAGE]],
         }
 
     def spread(self, step: int | None) -> dict[str, Any]:
@@ -163,6 +165,21 @@ def _group(members: list[dict[str, Any]]) -> dict[str, Any]:
         "std": pstdev(known) if known else None,
         "samples": members,
     }
+
+
+def shortened(group: dict[str, Any]) -> dict[str, Any]:
+    """The same with the middle of long texts left out."""
+    samples = [sample | _cut({name: sample[name] for name in _TEXTS if name in sample}) for sample in group["samples"]]
+    return group | {"prompt": _cut(group["prompt"]), "label": _cut(group["label"]), "samples": samples}
+
+
+def _cut(value: Any) -> Any:
+    if isinstance(value, str) and len(value) > MAX_TEXT:
+        left_out = len(value) - MAX_TEXT
+        return f"{value[: MAX_TEXT // 2]}\n[… {left_out:,} characters …]\n{value[-MAX_TEXT // 2 :]}"
+    if isinstance(value, dict):
+        return {key: _cut(item) for key, item in value.items()}
+    return [_cut(item) for item in value] if isinstance(value, list) else value
 
 
 def _text(sample: dict[str, Any]) -> str:

@@ -138,7 +138,7 @@ function groupOf(group, view, colouring, scale) {
   const { samples } = group;
   const facts = [`${samples.length} sample${samples.length === 1 ? "" : "s"} logged`, `mean reward of those ${short(group.mean)}`];
   if (samples.length > 1) facts.push(group.std === 0 ? equalRewards(samples) : `deviation ${short(group.std)}`);
-  if (group.label !== null && group.label !== undefined) facts.push(`label ${typeof group.label === "string" ? group.label : JSON.stringify(group.label)}`);
+  if (group.label !== null && group.label !== undefined) facts.push(`label ${(typeof group.label === "string" ? group.label : JSON.stringify(group.label)).slice(0, 400)}`);
   const shown = samples.map((s, i) => `<div class="sample"><b>${i + 1}</b> <span class="quiet">reward ${short(s.reward)}${
     Object.keys(s.reward_info || {}).length ? ` · ${safe(JSON.stringify(s.reward_info)).slice(0, 400)}` : ""}</span>
     ${view === "conversation" ? turns(s) : tokens(s, colouring, scale, samples[0])}</div>`);

@@ -138,6 +138,18 @@ def test_equal_rewards_of_some_samples_say_nothing_of_the_whole_group(
     assert "rewards are equal · " in next(g for g in groups if g.startswith("3")).replace("\n", " · ")
 
 
+def test_megabytes_of_text_are_cut_and_stay_within_the_page(browser: Browser, url: str, run_dir: Path) -> None:
+    line = {"step": 9, "index": 0, "group_index": 0, "prompt": HOSTILE * 50_000, "response": "end\u2028 " * 400_000}
+    line |= {"label": "L" * 1_000_000, "reward": 1.0, "reward_info": {"why": "y" * 1_000_000}}
+    with (run_dir / "samples.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    for view in ("tokens", "conversation"):
+        text = look(browser, url, f"tab=rollouts&view={view}&find=end")  # all of a text is searched
+        assert len(text) < 100_000 and f"{50_000 * len(HOSTILE) - 20_000:,} characters" in text
+        assert browser.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+        assert browser.run("return window.broken") is None
+
+
 def test_views_can_be_changed_by_hand_and_back(browser: Browser, url: str) -> None:
     look(browser, url, "tab=overview")
     browser.click("[data-tab=rollouts]")
