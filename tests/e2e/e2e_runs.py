@@ -49,6 +49,18 @@ def start_train(flags: list[str], log_path: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(train_command(flags), env=environment(), stdout=log, stderr=log)
 
 
+def run_side_by_side(*flags: list[str], timeout_s: float = LIMIT_S) -> None:
+    """Whole runs at once, which must all end well: they share two cores better than one after the other would."""
+    logs = [Path(words[words.index("--run-dir") + 1]).with_suffix(".log") for words in flags]
+    drivers = [start_train(words, log) for words, log in zip(flags, logs, strict=True)]
+    try:
+        for driver, log in zip(drivers, logs, strict=True):
+            assert driver.wait(timeout=timeout_s) == 0, log.read_text()
+    finally:
+        for driver in drivers:
+            driver.kill()
+
+
 def run_with_kills(
     flags: list[str], kills: dict[int, Callable[[int], psutil.Process]], timeout_s: float = LIMIT_S
 ) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -52,11 +56,32 @@ def processes_of(run_dir: Path) -> list[psutil.Process]:
     return [p for p in psutil.process_iter(["cmdline"]) if str(run_dir) in " ".join(p.info["cmdline"] or [])]
 
 
+@dataclass(frozen=True)
+class Attempt:
+    run_dir: Path
+    message: str
+    result: Future[subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def attempts(quickstart_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Attempt]]:
+    """A run with each mistake, two at a time: most of them are the start of Python on one core."""
+    made = {}
+    with ThreadPoolExecutor(2) as pool:
+        for case in CASES:
+            folder = tmp_path_factory.mktemp("mistake")
+            flags, message = case_flags(case, folder)
+            run_dir = folder / "run"
+            flags = [*base_flags(quickstart_data, run_dir), "--num-steps", "2", *flags]
+            made[case] = Attempt(run_dir, message, pool.submit(run_train, flags))
+        yield made
+        pool.shutdown(cancel_futures=True)
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_mistake_ends_in_one_clear_message(case: str, quickstart_data: Path, tmp_path: Path) -> None:
-    flags, message = case_flags(case, tmp_path)
-    run_dir = tmp_path / "run"
-    result = run_train([*base_flags(quickstart_data, run_dir), "--num-steps", "2", *flags])
+def test_mistake_ends_in_one_clear_message(case: str, attempts: dict[str, Attempt]) -> None:
+    run_dir, message = attempts[case].run_dir, attempts[case].message
+    result = attempts[case].result.result()
     lines = [line for line in result.stderr.splitlines() if line.startswith("slime_rl: ")]
     assert result.returncode == (1 if case == "engine start" else 2), result.stdout + result.stderr
     assert message in result.stderr

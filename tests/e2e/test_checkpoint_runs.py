@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from e2e_runs import base_flags, read_metrics, run_train, train_metrics
+from e2e_runs import base_flags, read_metrics, run_side_by_side, run_train, train_metrics
 
 from benchmarks.hf_parity import same_weights
 from slime_rl.cluster.checkpoint import find_checkpoint, verify
@@ -30,6 +30,19 @@ def first_run(quickstart_data: Path, tmp_path_factory: pytest.TempPathFactory) -
     return run_dir
 
 
+@pytest.fixture(scope="module")
+def loaded(first_run: Path, quickstart_data: Path) -> Path:
+    """The folder of two runs that begin with its checkpoint."""
+    folder = first_run.parent
+    load = ["--load", str(first_run / "checkpoints")]
+    held = ["--eval-prompt-data", "held", str(quickstart_data / "heldout.jsonl")]
+    run_side_by_side(
+        [*sft_flags(quickstart_data, folder / "finetune"), *load, "--finetune", "--num-steps", "1"],
+        [*base_flags(quickstart_data, folder / "evaluation"), *load, *held, "--num-steps", "0", "--fully-async"],
+    )
+    return folder
+
+
 def test_background_saves_are_whole_and_exports_are_those_weights(first_run: Path, tmp_path: Path) -> None:
     kept = sorted(path.name for path in (first_run / "checkpoints").iterdir())
     assert kept == ["latest", "step_00000002", "step_00000004"]
@@ -42,25 +55,19 @@ def test_background_saves_are_whole_and_exports_are_those_weights(first_run: Pat
         assert same_weights(first_run / "exports" / str(step), tmp_path / str(step))
 
 
-def test_finetune_begins_anew_with_the_weights(first_run: Path, quickstart_data: Path, tmp_path: Path) -> None:
-    load = ["--load", str(first_run / "checkpoints"), "--finetune"]
-    result = run_train([*sft_flags(quickstart_data, tmp_path / "run"), "--num-steps", "1", *load])
-    assert result.returncode == 0, result.stdout + result.stderr
-    (step,) = train_metrics(tmp_path / "run")
+def test_finetune_begins_anew_with_the_weights(first_run: Path, loaded: Path) -> None:
+    (step,) = train_metrics(loaded / "finetune")
     losses = [line["train/loss"] for line in train_metrics(first_run)]
     assert step["step"] == 0
     assert step["train/loss"] < losses[1]  # the first prompts again, by a model that has had four updates
 
 
-def test_a_checkpoint_is_evaluated_without_training(first_run: Path, quickstart_data: Path, tmp_path: Path) -> None:
-    held = ["--eval-prompt-data", "held", str(quickstart_data / "heldout.jsonl")]
-    load = ["--load", str(first_run / "checkpoints"), "--num-steps", "0", "--fully-async"]
-    result = run_train([*base_flags(quickstart_data, tmp_path / "run"), *held, *load])
-    assert result.returncode == 0, result.stdout + result.stderr
-    (line,) = read_metrics(tmp_path / "run")
+def test_a_checkpoint_is_evaluated_without_training(loaded: Path) -> None:
+    run_dir = loaded / "evaluation"
+    (line,) = read_metrics(run_dir)
     assert line["step"] == 4 and line["eval/held/num_prompts"] == 16
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["finished_steps"] == 4
-    assert not (tmp_path / "run" / "hf").exists()
+    assert json.loads((run_dir / "summary.json").read_text())["finished_steps"] == 4
+    assert not (run_dir / "hf").exists()
 
 
 def test_checkpoint_of_another_model_is_refused_with_both_named(first_run: Path, quickstart_data: Path) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import json
 from pathlib import Path
 
-from e2e_runs import base_flags, run_train, train_metrics
+from e2e_runs import base_flags, run_side_by_side, train_metrics
 from factories import make_config
 from tiny_checkpoint import write_tiny_checkpoint
 
@@ -39,15 +39,19 @@ def test_seeded_requests_do_not_depend_on_what_else_runs(tmp_path: Path) -> None
         engine.stop()
 
 
-def test_two_deterministic_runs_are_equal_bit_for_bit(quickstart_data: Path, tmp_path: Path) -> None:
-    """One synchronous, one fully asynchronous with staleness 0, which must give the same batches; two engines each."""
+def test_two_deterministic_runs_side_by_side_are_equal_bit_for_bit(quickstart_data: Path, tmp_path: Path) -> None:
+    """One synchronous, one fully asynchronous with staleness 0, which must give the same batches; two engines each.
+
+    They run side by side on one machine, and neither notices.
+    """
+    run_dirs, flags = [tmp_path / "sync", tmp_path / "async"], []
+    for run_dir, mode in zip(run_dirs, ([], ["--fully-async", "--max-staleness", "0"]), strict=True):
+        flags.append([*base_flags(quickstart_data, run_dir), *mode, "--deterministic", "--num-steps", "3"])
+        flags[-1] += ["--log-samples", "16", "--rollout-num-engines", "2", "--entropy-coef", "0.01"]
+        flags[-1] += ["--off-policy-correction", "tis_token"]
+    run_side_by_side(*flags)
     found = []
-    for name, mode in (("sync", []), ("async", ["--fully-async", "--max-staleness", "0"])):
-        run_dir = tmp_path / name
-        flags = [*base_flags(quickstart_data, run_dir), *mode, "--deterministic", "--num-steps", "3"]
-        flags += ["--log-samples", "16", "--rollout-num-engines", "2", "--entropy-coef", "0.01"]
-        result = run_train([*flags, "--off-policy-correction", "tis_token"])
-        assert result.returncode == 0, result.stdout + result.stderr
+    for run_dir in run_dirs:
         samples = [json.loads(line) for line in (run_dir / "samples.jsonl").read_text().splitlines()]
         texts = [(s["step"], s["group_index"], s["response"]) for s in samples]
         found.append((texts, [[line[key] for key in EQUAL] for line in train_metrics(run_dir)]))

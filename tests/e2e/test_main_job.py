@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from e2e_runs import LIMIT_S, base_flags, read_metrics, run_train, start_train, train_metrics
+from e2e_runs import LIMIT_S, base_flags, read_metrics, run_side_by_side, run_train, start_train, train_metrics
 from processes import running, wait_for
 
 
@@ -49,44 +49,33 @@ def test_grpo_run_leaves_everything_a_user_expects(quickstart_data: Path, tmp_pa
     assert model.config.model_type == "qwen3" and tokenizer.chat_template
 
 
-@pytest.mark.parametrize(
-    "mode",
-    [
-        ["--rollout-ahead", "1", "--off-policy-correction", "tis_token"],
-        ["--fully-async", "--max-staleness", "1", "--policy-loss", "decoupled_ppo"],
-    ],
-)
-def test_generation_ahead_trains_on_tokens_at_most_one_version_old(
-    quickstart_data: Path, tmp_path: Path, mode: list[str]
-) -> None:
-    """The second one evaluates meanwhile, with weights that stay until it has ended."""
-    run_dir = tmp_path / "run"
+def test_generation_ahead_trains_on_tokens_at_most_one_version_old(quickstart_data: Path, tmp_path: Path) -> None:
+    """The second run evaluates meanwhile, with weights that stay until it has ended."""
     evaluation = ["--eval-prompt-data", "held", f"{quickstart_data / 'heldout.jsonl'}@[0:40]", "--eval-interval", "2"]
     reward = ["--reward-function-path", "run_plugins:every_second"]  # an untrained model gets one, so weights change
-    flags = [*base_flags(quickstart_data, run_dir), "--num-steps", "4", *mode, *reward]
-    flags += evaluation if "--fully-async" in mode else []
-    result = run_train([*flags, "--num-updates-per-rollout", "2"])
-    assert result.returncode == 0, result.stdout + result.stderr
-    lines = train_metrics(run_dir)
-    ages = [line["rollout/staleness_max"] for line in lines]
-    assert len(ages) == 4 and ages[0] == 0 and max(ages) <= 1
-    if "--fully-async" in mode:
-        assert [line["step"] for line in train_metrics(run_dir, "eval/held/accuracy")] == [0, 2, 4]
-        assert lines[0]["train/behave_weight"] == pytest.approx(1, abs=1e-3)
-        stale = [line["train/behave_weight"] for line in lines if line["rollout/staleness_max"] == 1]
-        assert any(abs(weight - 1) > 1e-5 for weight in stale)
+    modes = {
+        "ahead": ["--rollout-ahead", "1", "--off-policy-correction", "tis_token"],
+        "async": ["--fully-async", "--max-staleness", "1", "--policy-loss", "decoupled_ppo", *evaluation],
+    }
+    common = ["--num-steps", "4", "--num-updates-per-rollout", "2", *reward]
+    run_side_by_side(*([*base_flags(quickstart_data, tmp_path / name), *common, *modes[name]] for name in modes))
+    for name in modes:
+        ages = [line["rollout/staleness_max"] for line in train_metrics(tmp_path / name)]
+        assert len(ages) == 4 and ages[0] == 0 and max(ages) <= 1
+    lines = train_metrics(tmp_path / "async")
+    assert [line["step"] for line in train_metrics(tmp_path / "async", "eval/held/accuracy")] == [0, 2, 4]
+    assert lines[0]["train/behave_weight"] == pytest.approx(1, abs=1e-3)
+    stale = [line["train/behave_weight"] for line in lines if line["rollout/staleness_max"] == 1]
+    assert any(abs(weight - 1) > 1e-5 for weight in stale)
 
 
 def test_two_workers_give_the_losses_of_one(quickstart_data: Path, tmp_path: Path) -> None:
-    losses = []
-    for workers in (1, 2):
-        run_dir = tmp_path / f"dp{workers}"
-        flags = [*base_flags(quickstart_data, run_dir), "--loss", "sft", "--n-samples-per-prompt", "1"]
-        result = run_train(
-            [*flags, "--rollout-batch-size", "32", "--num-steps", "5", "--train-num-workers", str(workers)]
-        )
-        assert result.returncode == 0, result.stdout + result.stderr
-        losses.append([line["train/loss"] for line in train_metrics(run_dir)])
+    run_dirs, flags = [tmp_path / "dp1", tmp_path / "dp2"], []
+    for workers, run_dir in enumerate(run_dirs, 1):
+        flags.append([*base_flags(quickstart_data, run_dir), "--loss", "sft", "--n-samples-per-prompt", "1"])
+        flags[-1] += ["--rollout-batch-size", "32", "--num-steps", "5", "--train-num-workers", str(workers)]
+    run_side_by_side(*flags)
+    losses = [[line["train/loss"] for line in train_metrics(run_dir)] for run_dir in run_dirs]
     assert len(losses[0]) == 5
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert losses[0][4] < losses[0][0]
@@ -174,13 +163,3 @@ def test_without_restarts_a_dead_router_ends_the_run_and_is_named(
     assert process.wait(timeout=LIMIT_S) == 1
     assert "slime_rl: RuntimeError: the router has ended\n--max-engine-restarts 0" in (tmp_path / "log").read_text()
     traces.check()
-
-
-def test_two_runs_side_by_side(quickstart_data: Path, tmp_path: Path) -> None:
-    processes = []
-    for name in ("a", "b"):
-        flags = [*base_flags(quickstart_data, tmp_path / name), "--num-steps", "2"]
-        processes.append(start_train(flags, tmp_path / f"{name}.log"))
-    for name, process in zip(("a", "b"), processes, strict=True):
-        assert process.wait(timeout=LIMIT_S) == 0, (tmp_path / f"{name}.log").read_text()
-        assert len(train_metrics(tmp_path / name)) == 2
