@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,8 @@ def test_losses_of_a_run_that_was_killed_three_times_are_the_same_bit_for_bit(
 ) -> None:
     write_rollouts(tmp_path / "rollouts")
     losses: dict[str, list[dict[str, Any]]] = {}
-    for name, kills in (("whole", ()), ("killed", KILLS)):
+
+    def run(name: str, kills: tuple[int, ...]) -> None:
         folder = tmp_path / name
         folder.mkdir()
         flags = [
@@ -74,5 +76,8 @@ def test_losses_of_a_run_that_was_killed_three_times_are_the_same_bit_for_bit(
         lines = train_metrics(folder / "run")
         assert [line["step"] for line in lines] == list(range(NUM_STEPS))
         losses[name] = [{key: line[key] for key in LOSS_VALUES} for line in lines]
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(run, ("whole", "killed"), ((), KILLS)))
     assert losses["killed"] == losses["whole"]
     assert len({json.dumps(values) for values in losses["whole"]}) == NUM_STEPS
