@@ -87,9 +87,17 @@ class _Head(torch.autograd.Function):
             if grad_hidden is not None:
                 torch.mm(grad, rows, out=grad_hidden[part])
             if grad_weight is not None:
-                grad_weight[: spec.num_tokens] += grad.T @ hidden[part]
+                _add_product(grad_weight[: spec.num_tokens], grad.T, hidden[part])
         ctx.logits = None
         return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """`total += a @ b`; where all are float32 the product is added as it is computed."""
+    if total.dtype == a.dtype:
+        total.addmm_(a, b)
+    else:
+        total += a @ b
 
 
 def _logits(hidden: Tensor, weight: Tensor, spec: HeadSpec) -> Tensor:
