@@ -1,10 +1,12 @@
 """Does host memory grow? Many small steps of the whole loop, the memory of its process tree read along the way.
 
-    python benchmarks/soak.py --steps 300
+    python benchmarks/soak.py --steps 300 [-- FURTHER FLAGS]
 
-Memory is the proportional size (PSS) of the driver and all its children, read every two seconds. The slope is a
-least-squares line over the second half of the steps, when caches are full. Last line:
-`rss_slope_mib_per_100_steps=…`, with its standard error and the slope by process above.
+Memory is the proportional size (PSS) of the driver and all its children, read about every second and told by process.
+The first half of the steps is warm-up (allocators, caches, imports that come late) and left out. The rest is cut into
+blocks of equally many readings; the slope is a least-squares line through the means of the blocks. Its standard error
+is that of the means: neighbouring readings are much alike, so that they would promise more than they know. Last
+line: `rss_slope_mib_per_100_steps=…`, the slope by process above.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,19 +25,34 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from slime_rl.observability.memory import measure_tree, process_tree
+from slime_rl.observability.memory import measure_process, process_tree
 from tools.make_quickstart import main as make_quickstart
 
 MIB = 1024**2
-PAUSE_S = 2.0
+PAUSE_S = 1.0
+BLOCKS = 8
+SHOWN_MIB = 0.2  # slopes below it have no line of their own
 
 
-def command_of(data: Path, run: Path, steps: int) -> list[str]:
+@dataclass(frozen=True)
+class Reading:
+    """Memory of every process at one moment of the run."""
+
+    steps: int  # finished
+    mib: dict[str, float]  # by process, "name (pid)"
+
+    @property
+    def total(self) -> float:
+        return sum(self.mib.values())
+
+
+def command_of(data: Path, run: Path, steps: int, flags: list[str]) -> list[str]:
     return [
         *(sys.executable, "-m", "slime_rl.train", "--hf-checkpoint", str(data / "model"), "--run-dir", str(run)),
         *("--prompt-data", str(data / "train.jsonl"), "--rm-type", "exact", "--num-steps", str(steps)),
         *("--max-prompt-len", "32", "--max-response-len", "6", "--device", "cpu", "--lr", "1e-4"),
         *("--rollout-batch-size", "4", "--n-samples-per-prompt", "4"),
+        *flags,
     ]
 
 
@@ -42,45 +61,76 @@ def finished_steps(run: Path) -> int:
     return path.read_text().count('"train/loss"') if path.exists() else 0
 
 
-def names_of(pid: int) -> dict[str, float]:
-    """Resident MiB by kind of process."""
-    sizes: dict[str, float] = {}
+def name_of(process: psutil.Process) -> str:
+    """What it runs, shortly: a title as Ray and SGLang set it, or program and module or script."""
+    title = process.cmdline()
+    if len(title) == 1:
+        return title[0].strip()[:40]
+    program = Path(title[0]).name if title else process.name()
+    what = [part for part in title[1:] if part not in ("-m", "-u", "-c") and not part.startswith("-X")]
+    return f"{program} {Path(what[0]).name if what else ''}"[:40].strip()
+
+
+def read_tree(pid: int, steps: int) -> Reading:
+    sizes = {}
     for process in process_tree(pid):
         try:
-            name, rss = " ".join(process.cmdline()[:3])[:60] or process.name(), process.memory_info().rss
+            sizes[f"{name_of(process)} ({process.pid})"] = measure_process(process) / MIB
         except psutil.NoSuchProcess:
             continue
-        sizes[name] = sizes.get(name, 0.0) + rss / MIB
-    return sizes
+    return Reading(steps, sizes)
 
 
-def slope(steps: list[int], values: list[float]) -> tuple[float, float]:
-    """(MiB per 100 steps, its standard error) of a least-squares line."""
-    x, y = np.array(steps, dtype=float), np.array(values)
-    (gradient, _), covariance = np.polyfit(x, y, 1, cov=True)
-    return 100 * float(gradient), 100 * float(np.sqrt(covariance[0, 0]))
-
-
-def watch(process: subprocess.Popen[bytes], run: Path) -> list[tuple[int, float, dict[str, float]]]:
-    """(finished steps, MiB of the tree, MiB by process) until the run ends."""
+def watch(process: subprocess.Popen[bytes], run: Path) -> list[Reading]:
+    """A reading about every PAUSE_S until the run ends."""
     readings = []
     while process.poll() is None:
         steps = finished_steps(run)
         if steps:
-            readings.append((steps, measure_tree(process.pid).pss_bytes / MIB, names_of(process.pid)))
+            readings.append(read_tree(process.pid, steps))
         time.sleep(PAUSE_S)
     return readings
+
+
+def slope(steps: list[int], values: list[float]) -> tuple[float, float]:
+    """(MiB per 100 steps, its standard error) of a line through the means of BLOCKS blocks."""
+    x, y = ([float(part.mean()) for part in np.array_split(np.array(v, dtype=float), BLOCKS)] for v in (steps, values))
+    (gradient, _), covariance = np.polyfit(x, y, 1, cov=True)
+    return 100 * float(gradient), 100 * float(np.sqrt(covariance[0, 0]))
+
+
+def report(readings: list[Reading], late: list[Reading]) -> None:
+    steps = [reading.steps for reading in late]
+    first, last = readings[0], late[-1]
+    print(
+        f"{len(readings)} readings; {first.total:.0f} MiB at step {first.steps}, {late[0].total:.0f} at step "
+        f"{late[0].steps}, {last.total:.0f} at step {last.steps}"
+    )
+    seen = Counter(name for reading in late for name in reading.mib)
+    for name, count in sorted(seen.items()):
+        if count < len(late):
+            print(
+                f"  {name}: there in {count} of {len(late)} readings, {max(r.mib.get(name, 0.0) for r in late):.0f} MiB"
+            )
+            continue
+        gradient, error = slope(steps, [reading.mib[name] for reading in late])
+        if abs(gradient) >= SHOWN_MIB:
+            print(f"  {name}: {last.mib[name]:.0f} MiB, {gradient:+.1f} ± {error:.1f} MiB per 100 steps")
+    gradient, error = slope(steps, [reading.total for reading in late])
+    print(f"standard error of the slope: {error:.2f}")
+    print(f"rss_slope_mib_per_100_steps={gradient:.2f}")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("flags", nargs="*", help="further flags of slime_rl.train, after --")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         data, run = Path(name) / "data", Path(name) / "run"
         make_quickstart(["--output", str(data)])
         with (Path(name) / "log").open("w") as log:
-            process = subprocess.Popen(command_of(data, run, args.steps), stdout=log, stderr=log)
+            process = subprocess.Popen(command_of(data, run, args.steps, args.flags), stdout=log, stderr=log)
         try:
             readings = watch(process, run)
         finally:
@@ -88,20 +138,12 @@ def main() -> int:
         if process.returncode != 0:
             print((Path(name) / "log").read_text()[-3000:], file=sys.stderr)
             return 1
-    # The last steps are left out: processes end while they are read.
-    late = [r for r in readings if args.steps / 2 <= r[0] < args.steps - 1]
-    if len(late) < 10:
-        print(f"only {len(late)} readings in the second half; more --steps are needed", file=sys.stderr)
+    # The last step is left out: processes end while they are read.
+    late = [reading for reading in readings if args.steps / 2 <= reading.steps < args.steps]
+    if len(late) < 2 * BLOCKS:
+        print(f"only {len(late)} readings in the second half, {2 * BLOCKS} are needed: more --steps", file=sys.stderr)
         return 1
-    print(f"{len(readings)} readings; {readings[0][1]:.0f} MiB at step {readings[0][0]}, {late[-1][1]:.0f} at the end")
-    steps = [r[0] for r in late]
-    for part in sorted(set.intersection(*(set(r[2]) for r in late))):
-        gradient, error = slope(steps, [r[2][part] for r in late])
-        if abs(gradient) > 0.5:
-            print(f"  {part}: {gradient:+.1f} ± {error:.1f} MiB per 100 steps")
-    gradient, error = slope(steps, [r[1] for r in late])
-    print(f"standard error of the slope: {error:.2f}")
-    print(f"rss_slope_mib_per_100_steps={gradient:.2f}")
+    report(readings, late)
     return 0
 
 

@@ -46,6 +46,11 @@ def measure_tree(pid: int) -> TreeMemory:
     return TreeMemory(rss_bytes=sum(sizes), pss_bytes=sum(shares), num_processes=len(processes))
 
 
+def measure_process(process: psutil.Process) -> int:
+    """PSS of one process in bytes, its RSS where that cannot be read; 0 when it is gone."""
+    return _pss(process.pid, _rss(process))
+
+
 class PeakMemory:
     """Watches a process tree (this process's when `pid` is not given) from a background thread.
 

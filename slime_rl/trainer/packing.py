@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
@@ -18,7 +19,7 @@ from torch import Tensor
 from slime_rl.config import TrainConfig
 from slime_rl.data.packing import fixed, pack
 from slime_rl.trainer.distributed import Layout, reduce_max
-from slime_rl.trainer.sequences import Sequences
+from slime_rl.trainer.sequences import Sequences, ranges
 from slime_rl.trainer.shared_prompts import pack_shared
 
 MASKED_PAD_TOKEN = (
@@ -78,7 +79,8 @@ def split_rows(
             parts = fixed(sizes, train.micro_batch_size, min_batches=least)
         else:
             parts = pack(padded, cap, min_batches=least, hidden_size=hidden_size)
-        return [[row for i in part for row in units[i]] for part in parts]
+        by_size = (sorted(part, key=sizes.__getitem__) for part in parts)  # attention takes neighbours of one length
+        return [[row for i in part for row in units[i]] for part in by_size]
 
     agreed = reduce_max(max(1, len(cut(1))), layout.dp, device)
     agreed = -(-agreed // multiple) * multiple
@@ -105,21 +107,16 @@ def make_micro_batch(
     index: int, rows: list[int], sequences: Sequences, layout: Layout, sequence_parallel: bool, device: torch.device
 ) -> MicroBatch:
     """The packed micro-batch of `rows` as this worker's share of it, on `device`."""
-    lengths = [int(sequences.offsets[r + 1] - sequences.offsets[r]) for r in rows]
+    lengths = [sequences.lengths[row] for row in rows]
     padded = padded_lengths(lengths or [1], layout, sequence_parallel)
     ends = torch.tensor([0, *padded]).cumsum(0)
+    firsts = ends[: len(rows)].numpy()
     ids = torch.full((sum(padded),), MASKED_PAD_TOKEN, dtype=torch.int64)
-    predict, token_index, sample_ids = [], [], []
-    for i, row in enumerate(rows):
-        start, begin = int(ends[i]), int(sequences.offsets[row])
-        ids[start : start + lengths[i]] = sequences.tokens[begin : begin + lengths[i]]
-        first, last = int(sequences.response_offsets[row]), int(sequences.response_offsets[row + 1])
-        token_index.append(torch.arange(first, last))
-        sample_ids.append(torch.full((last - first,), i))
-        predict.append(torch.arange(last - first) + start + sequences.prompt_lengths[row] - 1)
-    nothing = [torch.zeros(0, dtype=torch.int64)]
-    positions = torch.cat([torch.arange(n) for n in padded])
-    predict_at = torch.cat(predict or nothing)
+    ids[ranges(firsts, lengths)] = sequences.tokens[ranges([sequences.starts[row] for row in rows], lengths)]
+    response_lengths = [sequences.response_length(row) for row in rows]
+    prompt_lengths = np.array([sequences.prompt_lengths[row] for row in rows], dtype=np.int64)
+    predict_at = torch.from_numpy(ranges(firsts + prompt_lengths - 1, response_lengths))
+    positions = torch.from_numpy(ranges([0] * len(padded), padded))
     order = _local_order(padded, layout.cp.size, layout.cp.rank)
     place = torch.full((len(ids),), -1, dtype=torch.int64)
     place[order] = torch.arange(len(order))
@@ -140,8 +137,10 @@ def make_micro_batch(
         predict_at=place[predict_at][owned].to(device),
         targets=ids[predict_at + 1][owned].to(device),
         owned=owned.to(device),
-        token_index=torch.cat(token_index or nothing).to(device),
-        sample_ids=torch.cat(sample_ids or nothing).to(device),
+        token_index=sequences.response_index(rows).to(device),
+        sample_ids=torch.arange(len(rows))
+        .repeat_interleave(torch.tensor(response_lengths, dtype=torch.int64))
+        .to(device),
     )
 
 
@@ -150,7 +149,6 @@ def make_shared_micro_batch(
 ) -> MicroBatch:
     """The micro-batch of `rows` with every prompt computed once; on the CPU, without context parallelism."""
     packing = pack_shared(rows, sequences, layout.tp.size if sequence_parallel else 1)
-    nothing = torch.zeros(0, dtype=torch.int64)
     lengths = torch.tensor([sequences.response_length(row) for row in rows], dtype=torch.int64)
     return MicroBatch(
         index=index,
@@ -161,7 +159,7 @@ def make_shared_micro_batch(
         predict_at=packing.predict_at,
         targets=packing.targets,
         owned=torch.arange(len(packing.targets)),
-        token_index=torch.cat([sequences.response_index(row) for row in rows] or [nothing]),
+        token_index=sequences.response_index(rows),
         sample_ids=torch.arange(len(rows)).repeat_interleave(lengths),
     )
 

@@ -12,22 +12,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
-from slime_rl.trainer.sequences import Sequences
+from slime_rl.trainer.sequences import Sequences, ranges
 
 
 @dataclass
 class SharedPromptParams(PackedSeqParams):
-    """What attention must know. Every token is the query of one block, in block order `query_order [t]`.
+    """What attention must know. Tokens lie block by block, each of them a query of its block.
 
     `key_order [k]` lists the keys of all sequences of all blocks; `blocks` holds (sequences, queries, keys) of each:
     its queries are the end of its keys, and all its sequences have the same two lengths.
     """
 
-    query_order: Tensor | None = None
     key_order: Tensor | None = None
     blocks: tuple[tuple[int, int, int], ...] = ()
 
@@ -51,7 +51,7 @@ def prompt_families(rows: list[int], sequences: Sequences, cap: int) -> list[lis
     chunks: list[list[int]] = []
     open_chunks: dict[bytes, tuple[int, int]] = {}  # prompt -> (its chunk with room, tokens in that)
     for row in rows:
-        prompt = sequences.prompt(row).numpy().tobytes()
+        prompt = sequences.prompt_keys[row]
         added = sequences.response_length(row) - 1
         chunk, size = open_chunks.get(prompt, (None, 0))
         if chunk is None or size + added > cap:
@@ -69,53 +69,80 @@ def num_tokens(rows: list[int], sequences: Sequences) -> int:
 
 def pack_shared(rows: list[int], sequences: Sequences, multiple: int) -> SharedPacking:
     """All rows in one pass, filled up to a multiple of `multiple` tokens."""
-    starts: dict[bytes, int] = {}
-    ids, positions, predict_at, targets = [], [], [], []
-    sequence_parts: list[tuple[Tensor, Tensor]] = []  # (queries, keys) of a prompt or of a response
-    end = 0
-
-    def append(tokens: Tensor, first_position: int, seen: Tensor) -> Tensor:
-        nonlocal end
-        own = torch.arange(end, end + len(tokens))
-        ids.append(tokens)
-        positions.append(torch.arange(first_position, first_position + len(tokens)))
-        if len(tokens):
-            sequence_parts.append((own, torch.cat([seen, own])))
-        end += len(tokens)
-        return own
-
-    nothing = torch.zeros(0, dtype=torch.int64)
+    parts = _Parts()
+    number_of: dict[bytes, int] = {}
+    prompts, responses = [], []  # the parts of each row
     for row in rows:
-        prompt, response = sequences.prompt(row), sequences.response(row)
-        start = starts.get(prompt.numpy().tobytes())
-        if start is None:
-            start = starts[prompt.numpy().tobytes()] = end
-            append(prompt, 0, nothing)
-        prompt_at = torch.arange(start, start + len(prompt))
-        own = append(response[:-1], len(prompt), prompt_at)
-        predict_at.append(torch.cat([prompt_at[-1:], own]))
-        targets.append(response)
-    append(torch.zeros(-end % multiple if end else multiple, dtype=torch.int64), 0, nothing)
-    all_positions = torch.cat(positions)
+        first, length = sequences.starts[row], sequences.prompt_lengths[row]
+        key = sequences.prompt_keys[row]
+        if key not in number_of:
+            number_of[key] = parts.add(first, length, 0, -1)
+        prompts.append(number_of[key])
+        responses.append(parts.add(first + length, sequences.response_length(row) - 1, length, number_of[key]))
+    parts.place()
+    lengths = np.array([sequences.response_length(row) for row in rows], dtype=np.int64)
+    predict_at = ranges(parts.at[responses] - 1, lengths)
+    predict_at[lengths.cumsum() - lengths] = parts.at[prompts] + parts.size[prompts] - 1
+    num_filling = -parts.num_tokens % multiple if rows else multiple
+    ids, positions, keys = parts.tokens(sequences.tokens.numpy())
+    filling = np.arange(num_filling)
+    blocks = parts.shapes + ([(1, num_filling, num_filling)] if num_filling else [])
+    longest = int(max(positions.max(initial=0), num_filling - 1)) + 1
     return SharedPacking(
-        input_ids=torch.cat(ids),
-        position_ids=all_positions,
-        params=_params(sequence_parts, int(all_positions.max()) + 1),
-        predict_at=torch.cat(predict_at or [nothing]),
-        targets=torch.cat(targets or [nothing]),
+        input_ids=torch.from_numpy(np.concatenate([ids, filling * 0])),
+        position_ids=torch.from_numpy(np.concatenate([positions, filling])),
+        params=SharedPromptParams(
+            qkv_format="sbhd",  # Megatron then rotates by the angles it is given, token by token
+            max_seqlen_q=longest,
+            max_seqlen_kv=longest,
+            key_order=torch.from_numpy(np.concatenate([keys, filling + parts.num_tokens])),
+            blocks=tuple(blocks),
+        ),
+        predict_at=torch.from_numpy(predict_at),
+        targets=sequences.tokens[torch.from_numpy(ranges(parts.first[responses], lengths))],
     )
 
 
-def _params(parts: list[tuple[Tensor, Tensor]], longest: int) -> SharedPromptParams:
-    blocks: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
-    for queries, keys in parts:
-        blocks.setdefault((len(queries), len(keys)), []).append((queries, keys))
-    ordered = [part for members in blocks.values() for part in members]
-    return SharedPromptParams(
-        qkv_format="sbhd",  # Megatron then rotates by the angles it is given, token by token
-        max_seqlen_q=longest,
-        max_seqlen_kv=longest,
-        query_order=torch.cat([queries for queries, _ in ordered]),
-        key_order=torch.cat([keys for _, keys in ordered]),
-        blocks=tuple((len(members), *shape) for shape, members in blocks.items()),
-    )
+class _Parts:
+    """Prompts, and responses without their last tokens: each `size` tokens after the `seen` ones of its prompt.
+
+    Those with the same two numbers make a block. Numpy, because of the thousands of them a step has.
+    """
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[int, int, int, int]] = []
+        self._blocks: dict[tuple[int, int], list[int]] = {}
+
+    def add(self, first: int, size: int, seen: int, prompt: int) -> int:
+        """A part whose tokens begin at `first` of all sequences, after those of part `prompt`; its number."""
+        number = len(self._rows)
+        self._rows.append((first, size, seen, prompt))
+        if size:
+            self._blocks.setdefault((size, seen), []).append(number)
+        return number
+
+    def place(self) -> None:
+        """Put the parts block after block; from here on `first`, `size` and `at` are `[parts]`."""
+        self.first, self.size, _, self._prompt = np.array(self._rows, dtype=np.int64).reshape(-1, 4).T
+        self.at = np.zeros(len(self._rows), dtype=np.int64)
+        self.num_tokens = 0
+        for (size, _), members in self._blocks.items():
+            self.at[members] = self.num_tokens + size * np.arange(len(members))
+            self.num_tokens += size * len(members)
+
+    @property
+    def shapes(self) -> list[tuple[int, int, int]]:
+        """(parts, queries, keys) of every block."""
+        return [(len(members), size, seen + size) for (size, seen), members in self._blocks.items()]
+
+    def tokens(self, content: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(ids, positions, keys) of all blocks."""
+        nothing = np.zeros(0, dtype=np.int64)
+        ids, positions, keys = [nothing], [nothing], [nothing]
+        for (size, seen), members in self._blocks.items():
+            own, before = np.arange(size), np.arange(seen)
+            ids.append(content[self.first[members][:, None] + own].ravel())
+            positions.append(np.tile(own + seen, len(members)))
+            of_prompt = self.at[self._prompt[members]][:, None] + before
+            keys.append(np.hstack([of_prompt, self.at[members][:, None] + own]).ravel())
+        return np.concatenate(ids), np.concatenate(positions), np.concatenate(keys)

@@ -1,11 +1,13 @@
 """Causal attention in plain torch for packed sequences, and the layer spec that uses it.
 
-Megatron's own local attention has no packing. One scaled_dot_product_attention for all sequences of the same length is
-the fastest on a CPU: no padding, no `[T, T]` mask, and few calls where many short sequences are packed.
+Megatron's own local attention has no packing. One scaled_dot_product_attention for neighbours of the same length is the
+fastest on a CPU: no padding, no `[T, T]` mask, and few calls where many short sequences are packed by length.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -71,28 +73,24 @@ class PackedAttention(torch.nn.Module):
     def _packed(self, query: Tensor, key: Tensor, value: Tensor, lengths: list[int]) -> Tensor:
         if self.cp_group.size() > 1:
             return self._context_parallel(query, key, value, lengths)
-        order, blocks = _by_length(lengths)
-        order = order.to(query.device)
-        query, key, value = (x.index_select(0, order) for x in (query, key, value))
-        outputs, at = [], 0
-        for count, length in blocks:
-            span = slice(at, at + count * length)
-            q, k, v = (x[span].unflatten(0, (count, length)) for x in (query, key, value))
-            outputs.append(self._attend(q, k, v).flatten(0, 1))
-            at += count * length
-        return torch.cat(outputs).index_select(0, order.argsort())
+        blocks = [(len(list(equal)), length, length) for length, equal in itertools.groupby(lengths)]
+        return self._blocks(query, key, value, blocks)
 
     def _shared(self, query: Tensor, key: Tensor, value: Tensor, params: SharedPromptParams) -> Tensor:
-        assert params.query_order is not None and params.key_order is not None
-        query = query.index_select(0, params.query_order)
+        assert params.key_order is not None
         key, value = (x.index_select(0, params.key_order) for x in (key, value))
-        outputs, at_query, at_key = [], 0, 0
-        for count, num_queries, num_keys in params.blocks:
-            q = query[at_query : at_query + count * num_queries].unflatten(0, (count, num_queries))
-            k, v = (x[at_key : at_key + count * num_keys].unflatten(0, (count, num_keys)) for x in (key, value))
+        return self._blocks(query, key, value, params.blocks)
+
+    def _blocks(self, query: Tensor, key: Tensor, value: Tensor, blocks: Sequence[tuple[int, int, int]]) -> Tensor:
+        """Attention block by block of (sequences, queries, keys of each), which follow each other."""
+        # Split, not sliced: the gradient of a slice is as large as all tokens, for each of them.
+        queries = query.split([count * num_queries for count, num_queries, _ in blocks])
+        keys, values = (x.split([count * num_keys for count, _, num_keys in blocks]) for x in (key, value))
+        outputs = []
+        for (count, num_queries, num_keys), q, k, v in zip(blocks, queries, keys, values, strict=True):
+            q, k, v = q.unflatten(0, (count, num_queries)), *(x.unflatten(0, (count, num_keys)) for x in (k, v))
             outputs.append(self._attend(q, k, v).flatten(0, 1))
-            at_query, at_key = at_query + count * num_queries, at_key + count * num_keys
-        return torch.cat(outputs).index_select(0, params.query_order.argsort())
+        return torch.cat(outputs)
 
     def _context_parallel(self, query: Tensor, key: Tensor, value: Tensor, lengths: list[int]) -> Tensor:
         n, rank = self.cp_group.size(), self.cp_group.rank()
@@ -124,17 +122,6 @@ class PackedAttention(torch.nn.Module):
             q, k, v, mask, is_causal=mask is None, scale=self.softmax_scale, enable_gqa=True
         )
         return out.transpose(1, 2)
-
-
-def _by_length(lengths: list[int]) -> tuple[Tensor, list[tuple[int, int]]]:
-    """Token positions `[t]` with sequences of equal length side by side, and the (count, length) of each block."""
-    starts: dict[int, list[int]] = {}
-    at = 0
-    for length in lengths:
-        starts.setdefault(length, []).append(at)
-        at += length
-    order = [(torch.tensor(firsts)[:, None] + torch.arange(length)).flatten() for length, firsts in starts.items()]
-    return torch.cat(order), [(len(firsts), length) for length, firsts in starts.items()]
 
 
 def _in_order(gathered: Tensor, at: int, chunk: int) -> Tensor:

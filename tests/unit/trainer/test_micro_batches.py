@@ -79,7 +79,7 @@ def test_a_shared_prompt_is_in_the_pass_once(config: Any) -> None:
     # Each token sees what it sees in its own sequence: the keys of its block are that sequence so far.
     params, at = micro.packed, 0
     seen: dict[int, Any] = {}
-    queries = iter(params.query_order.tolist())
+    queries = iter(range(micro.input_ids.size(1)))
     for count, num_queries, num_keys in params.blocks:
         for _ in range(count):
             keys, at = params.key_order[at : at + num_keys], at + num_keys
