@@ -118,7 +118,7 @@ class Generate:
         from transformers import AutoModelForCausalLM
 
         path = config.model.hf_checkpoint
-        self.model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        self.model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
         self.config, self.pad, self.batch_size = config, tokenizer.pad_token_id, batch_size
 
     @torch.no_grad()
