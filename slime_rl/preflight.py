@@ -170,7 +170,10 @@ def _machine(config: Config) -> str | None:
 
 def _context(config: Config) -> str | None:
     if config.needs_engines:
-        check_context_length(config)
+        config = _with_local_device(config)
+        policy = config.served_models[0]
+        for group in policy.groups:
+            check_context_length(config.for_engine(policy, group))
     return None
 
 

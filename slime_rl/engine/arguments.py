@@ -290,7 +290,8 @@ def _program(prefix: str) -> str:
 
 
 def check_context_length(config: Config) -> None:
-    """Check that a whole sequence fits into the model's positions and into the KV cache.
+    """Check that a whole sequence fits into the positions and the KV cache of an engine with this config. Models beside
+    the policy get sequences of other lengths.
 
     Raises:
         ValueError: names --max-prompt-len, the longest response of training or any evaluation set, and the limit.
@@ -303,16 +304,21 @@ def check_context_length(config: Config) -> None:
     positions, source = _model_positions(config)
     if positions is not None and needed > positions:
         raise ValueError(f"{lengths} is more than the {positions} positions of the model ({source})")
-    cache = config.engine.engine_max_total_tokens
+    given = value_of("--max-total-tokens", config.engine.sglang_args)
+    cache = int(given) if given is not None else config.engine.engine_max_total_tokens
+    if cache is None and config.cluster.device == "cpu" and not config.cluster.rollout_external_engine_addrs:
+        cache = CPU_KV_TOKENS
     if cache is not None and needed > cache:
-        raise ValueError(f"{lengths} is more than --engine-max-total-tokens, got {cache}")
+        raise ValueError(
+            f"{lengths} is more than the tokens of an engine's cache (--engine-max-total-tokens), got {cache}"
+        )
 
 
 def _model_positions(config: Config) -> tuple[int | None, str]:
     """Longest sequence the model is made for, and who says so."""
-    passed = " ".join(config.engine.sglang_args).replace("=", " ").split()
-    if "--context-length" in passed[:-1]:
-        return int(passed[passed.index("--context-length") + 1]), "--sglang-context-length"
+    given = value_of("--context-length", config.engine.sglang_args)
+    if given is not None:
+        return int(given), "--sglang-context-length"
     path = Path(config.model.hf_checkpoint) / "config.json"
     content = json.loads(path.read_text())
     positions = {**content, **content.get("text_config", {})}.get("max_position_embeddings")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from slime_rl.config import Config
 from slime_rl.engine.api_key import key_file_arguments
-from slime_rl.engine.arguments import check_context_length, disaggregation_arguments, sglang_arguments
+from slime_rl.engine.arguments import disaggregation_arguments, sglang_arguments
 from slime_rl.engine.device import engine_device
 from slime_rl.engine.environment import engine_environment
 from slime_rl.engine.ports import free_port
@@ -70,10 +70,8 @@ class EngineServer:
         """Start the server and wait until it serves. `meeting` is the `host:port` at which its nodes find each other.
 
         Raises:
-            ValueError: a sequence of the configured lengths does not fit the model.
             RuntimeError: it ended, or was not healthy within --start-timeout-s; with its last log lines.
         """
-        check_context_length(self.config)
         self.meeting = meeting
         deadline = time.monotonic() + self.config.cluster.start_timeout_s
         for attempt in range(PORT_TRIES):

@@ -91,13 +91,6 @@ def test_an_engine_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
     assert supervise.descendants(os.getpid()) == [] or not engine.is_alive()
 
 
-def test_sequences_that_do_not_fit_are_refused_before_anything_starts(tmp_path: Path) -> None:
-    engine = EngineServer(tiny_config(tmp_path, "--max-response-len", "1000"), 0, tmp_path)
-    with pytest.raises(ValueError, match=r"\(64 \+ 1000 = 1064\) is more than the 1024 positions"):
-        engine.start()
-    assert not engine.log_path.exists()
-
-
 def test_with_an_api_key_only_its_holders_are_served(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("secret-word\n")
     config = tiny_config(tmp_path, "--engine-api-key-file", str(tmp_path / "key"))

@@ -11,7 +11,7 @@ from factories import make_config, write_model_folder
 
 from slime_rl import preflight as preflight_module
 from slime_rl.config import Config
-from slime_rl.preflight import Finding, Verdict, dry_run, preflight, run_checks
+from slime_rl.preflight import Finding, Verdict, check_on_device, dry_run, preflight, run_checks
 from slime_rl.rollout.groups import GroupRunner
 from slime_rl.train import main
 
@@ -187,3 +187,38 @@ def test_a_backend_that_is_missing_here_is_no_fault_of_the_flags(
     monkeypatch.setitem(preflight_module.THOROUGH, "architecture", missing)
     found = findings(tmp_path)["architecture"]
     assert found == Finding("architecture", Verdict.NOT_CHECKED, "not checked: megatron is not installed here")
+
+
+def test_lengths_are_those_of_the_policys_engines(tmp_path: Path) -> None:
+    """A judge reads other sequences; groups may have positions and caches of their own."""
+    judge = write_model_folder(tmp_path / "judge", max_position_embeddings=64)
+
+    def said(overrides: str, *flags: str) -> Finding:
+        policy = f"{{name: p, server_groups: [{{num_gpus: 1}}, {{num_gpus: 1, overrides: {overrides}}}]}}"
+        other = f"{{name: j, model_path: {judge}, server_groups: [{{num_gpus: 1}}]}}"
+        (tmp_path / "engines.yaml").write_text(f"sglang: [{policy}, {other}]")
+        lengths = ("--max-prompt-len", "100", "--max-response-len", "100")
+        return findings(tmp_path, "--sglang-config", str(tmp_path / "engines.yaml"), *lengths, *flags)["context length"]
+
+    assert said("{}").verdict is Verdict.OK
+    assert "more than the 150 positions" in said("{context-length: 150}").text
+    assert "an engine's cache (--engine-max-total-tokens), got 150" in said("{max-total-tokens: 150}").text
+    longer = ("--sglang-context-length", "100000", "--max-response-len", "40000")
+    assert "got 32768" in said("{}", *longer).text
+    assert said("{}", *longer, "--engine-max-total-tokens", "50000").verdict is Verdict.OK
+
+
+def test_a_way_for_caches_is_checked_where_it_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slime_rl.engine.device.DRIVER_FILES", ())
+    group = "num_gpus: 1, overrides: {disaggregation-transfer-backend: nixl}"
+    groups = ", ".join(f"{{worker_type: {kind}, {group}}}" for kind in ("prefill", "decode"))
+    (tmp_path / "engines.yaml").write_text(f"sglang: [{{name: p, server_groups: [{groups}]}}]")
+    monkeypatch.setattr(preflight_module, "check_sglang_args", lambda config: None)
+    flags, name = ("--sglang-config", str(tmp_path / "engines.yaml")), "prefill and decode engines"
+    assert "nixl, which does not work on CPU" in findings(tmp_path, *flags)[name].text
+    assert findings(tmp_path, *flags, "--device", "cuda")[name].verdict is Verdict.NOT_CHECKED
+    elsewhere = make_config(tmp_path, *flags, "--device", "auto", "--ray-address", "there:1")
+    assert {f.name: f for f in run_checks(elsewhere)}[name].text == "decided by the Ray cluster at there:1"
+    settled = dataclasses.replace(elsewhere, cluster=dataclasses.replace(elsewhere.cluster, device="cpu"))
+    with pytest.raises(ValueError, match="which does not work on CPU"):
+        check_on_device(settled)

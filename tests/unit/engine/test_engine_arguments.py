@@ -178,7 +178,7 @@ def test_an_explicit_context_length_counts_instead(tmp_path: Path) -> None:
 
 
 def test_a_sequence_longer_than_the_kv_cache_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="more than --engine-max-total-tokens, got 200"):
+    with pytest.raises(ValueError, match=r"an engine's cache \(--engine-max-total-tokens\), got 200"):
         check_context_length(make_config(tmp_path, *FITS, "--engine-max-total-tokens", "200"))
 
 
