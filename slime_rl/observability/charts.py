@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -16,6 +17,7 @@ from slime_rl.observability.timers import OTHER
 BLUE, ORANGE, GREY = "#2f6db3", "#e07b1a", "#8a8f98"
 PHASE_COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#eeca3b", "#9d755d")
 SMOOTH_FROM = 30  # steps; shorter curves are read as they are
+MAX_BARS = 150  # of a chart; matplotlib takes milliseconds for each, minutes for those of 10,000 steps
 
 
 def write_charts(record: RunRecord, folder: Path) -> dict[str, Path]:
@@ -130,16 +132,19 @@ def _timing(record: RunRecord, axes: Axes) -> bool:
     phases = [phase for phase, *_ in record.breakdown().rows() if phase != OTHER]
     if not steps or not phases:
         return False
-    base = [0.0] * len(steps)
+    size = math.ceil(len(steps) / MAX_BARS)
+    parts = [steps[at : at + size] for at in range(0, len(steps), size)]
+    places, widths = [fmean(part) for part in parts], [part[-1] - part[0] + 1.0 for part in parts]
+    base = [0.0] * len(parts)
     for i, phase in enumerate([*phases, OTHER]):
         series = record.series(f"timing_s/{phase}")
         by_step = dict(zip(series.steps, series.values, strict=True))
-        heights = [by_step.get(step, 0.0) for step in steps]
+        heights = [fmean(by_step.get(step, 0.0) for step in part) for part in parts]
         colour = GREY if phase == OTHER else PHASE_COLOURS[i % len(PHASE_COLOURS)]
-        axes.bar(steps, heights, 1.0 if len(steps) > 1 else 0.5, bottom=base, color=colour, label=phase, lw=0)
+        axes.bar(places, heights, widths if len(steps) > 1 else 0.5, bottom=base, color=colour, label=phase, lw=0)
         base = [low + height for low, height in zip(base, heights, strict=True)]
     axes.margins(x=0.01)
-    axes.set_ylabel("seconds per step")
+    axes.set_ylabel("seconds per step" if size == 1 else f"seconds per step, means of {size}")
     handles, labels = axes.get_legend_handles_labels()
     axes.legend(handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1.0, 0.5))
     return True

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 from factories import make_config, write_prompts
+from matplotlib.figure import Figure
 
 from slime_rl.config import parse_config
+from slime_rl.observability.charts import CHARTS
 from slime_rl.observability.report import main, write_report
-from slime_rl.observability.run_record import load_run
+from slime_rl.observability.run_record import RunRecord, load_run
 from slime_rl.observability.tracker import make_trackers
 from slime_rl.types import Sample, Status
 
@@ -156,3 +158,13 @@ def test_command_line_prints_the_page_or_one_error(tmp_path: Path, capsys: pytes
     assert capsys.readouterr().out.strip() == str(run / "report.html")
     assert main([str(tmp_path / "nowhere")]) == 2
     assert "must be the folder of a run, with metrics.jsonl in it" in capsys.readouterr().err
+
+
+def test_a_long_run_has_no_bar_for_every_step() -> None:
+    lines = [{"step": i, "perf/step_s": 3.0, "timing_s/rollout": 2.0 + i % 2} for i in range(1001)]
+    record = RunRecord(folder=Path("run"), lines=lines, config={}, samples=[], summary={})
+    axes = Figure().subplots()
+    assert CHARTS["timing"][1](record, axes)
+    bars = axes.containers[0]
+    assert len(bars) == 143 and bars[0].get_height() == pytest.approx(2 + 3 / 7)  # means of 7 steps
+    assert axes.get_ylabel() == "seconds per step, means of 7"
