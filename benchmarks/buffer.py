@@ -214,7 +214,7 @@ def main() -> None:
         admit = measure_rates(config)
         checkpoint_s = measure_checkpoint(config, args.ledger)
         measure_waiting(tight, args.waiting, budget)
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=3 << 30)
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=3 << 30)
     vs_lists, vs_memcpy = measure_transfer(args.prompts, args.samples, args.tokens)
     ray.shutdown()
     print(

@@ -227,8 +227,9 @@ def _torch_sees_cuda() -> bool:
 
 def _ray() -> Finding:
     code = (
-        "import ray; ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level='ERROR', "
-        "object_store_memory=80_000_000); assert ray.get(ray.remote(lambda: 41).remote()) == 41; ray.shutdown()"
+        "import ray; ray.init(address='local', num_cpus=1, include_dashboard=False, log_to_driver=False, "
+        "logging_level='ERROR', object_store_memory=80_000_000); "
+        "assert ray.get(ray.remote(lambda: 41).remote()) == 41; ray.shutdown()"
     )
     start = time.monotonic()
     outcome = run_program(_python(code), timeout_s=RAY_TIMEOUT_S)
