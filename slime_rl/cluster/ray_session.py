@@ -47,7 +47,7 @@ def ray_session(config: Config) -> Iterator[None]:
     if address is not None:
         check_cluster(address)
     else:
-        _use_own_token()
+        _set_up_private()
         head, address = _start_head(config)
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
@@ -104,12 +104,14 @@ def _own_signal_handlers() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _use_own_token() -> None:
-    """Let only this run's processes join its Ray, without making or needing a token file in the user's home."""
+def _set_up_private() -> None:
+    """Let only this run's processes join its Ray, without making or needing a token file in the user's home; and keep no
+    history of calls, which nothing reads and which grows with the steps."""
     # No public call re-reads the settings after `import ray`.
     from ray._raylet import Config as RayConfig  # pyright: ignore[reportAttributeAccessIssue]
 
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": uuid.uuid4().hex}
+    os.environ["RAY_task_events_report_interval_ms"] = "0"
     RayConfig.initialize("")
 
 
