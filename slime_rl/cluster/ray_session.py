@@ -105,13 +105,16 @@ def _own_signal_handlers() -> Iterator[None]:
 
 
 def _set_up_private() -> None:
-    """Let only this run's processes join its Ray, without making or needing a token file in the user's home; and keep no
-    history of calls, which nothing reads and which grows with the steps."""
+    """Let only this run's processes join its Ray, without making or needing a token file in the user's home; and have
+    it keep no history of calls, which nothing reads and which grows with the steps."""
     # No public call re-reads the settings after `import ray`.
     from ray._raylet import Config as RayConfig  # pyright: ignore[reportAttributeAccessIssue]
 
-    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": uuid.uuid4().hex}
-    os.environ["RAY_task_events_report_interval_ms"] = "0"
+    os.environ |= {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": uuid.uuid4().hex,
+        "RAY_task_events_report_interval_ms": "0",
+    }
     RayConfig.initialize("")
 
 
