@@ -64,6 +64,7 @@ from slime_rl.rollout.client import EngineClient, Generation  # noqa: E402
 from slime_rl.rollout.continuous import ContinuousProduction  # noqa: E402
 from slime_rl.rollout.group_loop import group_loop  # noqa: E402
 from slime_rl.rollout.runtime import RolloutRuntime, use_runtime  # noqa: E402
+from slime_rl.rollout.scope import SampleScope  # noqa: E402
 from slime_rl.rollout.stepped import SteppedProduction  # noqa: E402
 from slime_rl.types import Group, Sample  # noqa: E402
 
@@ -124,9 +125,9 @@ class TrappedClient(EngineClient):
     trap = Trap()
 
     async def _generate(
-        self, requests: set[str], input_ids: list[int], sampling_params: dict[str, Any], routing_key: str | None
+        self, scope: SampleScope, input_ids: list[int], sampling_params: dict[str, Any], routing_key: str | None
     ) -> Generation:
-        generation = await super()._generate(requests, input_ids, sampling_params, routing_key)
+        generation = await super()._generate(scope, input_ids, sampling_params, routing_key)
         self.trap.pass_by("generate")
         return generation
 
