@@ -22,6 +22,7 @@ from slime_rl.rollout.client import EngineClient, Generation
 from slime_rl.rollout.continuous import ContinuousProduction
 from slime_rl.rollout.group_loop import group_loop
 from slime_rl.rollout.runtime import RolloutRuntime, use_runtime
+from slime_rl.rollout.scope import SampleScope
 from slime_rl.rollout.stepped import SteppedProduction
 from slime_rl.types import Group, Sample
 
@@ -74,12 +75,12 @@ class ScriptedClient(EngineClient):
         self.served.append((asyncio.get_running_loop().time(), version))
 
     async def _generate(
-        self, requests: set[str], input_ids: list[int], sampling_params: dict[str, Any], routing_key: str | None
+        self, scope: SampleScope, input_ids: list[int], sampling_params: dict[str, Any], routing_key: str | None
     ) -> Generation:
         whole = min(self.length_of(input_ids), sampling_params["max_new_tokens"])
         loop, aborted, request_id = asyncio.get_running_loop(), asyncio.Event(), uuid.uuid4().hex
         self._aborts[request_id] = aborted
-        requests.add(request_id)
+        scope.requests.add(request_id)
         self.most_running = max(self.most_running, len(self._aborts))
         begin = loop.time()
         try:
@@ -89,7 +90,7 @@ class ScriptedClient(EngineClient):
             pass
         finally:
             del self._aborts[request_id]
-            requests.discard(request_id)
+            scope.requests.discard(request_id)
         n = whole if not aborted.is_set() else min(whole, int((loop.time() - begin) / self.token_s))
         self.num_tokens += n
         self.num_aborted += aborted.is_set()
