@@ -64,7 +64,7 @@ def finished_steps(run: Path) -> int:
 def name_of(process: psutil.Process) -> str:
     """What it runs, shortly: a title as Ray and SGLang set it, or program and module or script."""
     title = process.cmdline()
-    if len(title) == 1:
+    if title and (len(title) == 1 or title[0].startswith("ray::")):
         return title[0].partition(".")[0].strip()[:40]  # Ray adds the method that an actor is in
     program = Path(title[0]).name if title else process.name()
     what = [part for part in title[1:] if part not in ("-m", "-u", "-c") and not part.startswith("-X")]
