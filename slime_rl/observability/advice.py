@@ -10,6 +10,7 @@ from statistics import fmean
 History = Sequence[Mapping[str, float]]
 
 WINDOW = 20  # recent steps that a verdict rests on
+GAP = "train/logprob_diff_mean_abs"  # what is read of all steps
 MIN_STEPS = 3  # fewer say more about start-up than about the run
 
 
@@ -60,8 +61,7 @@ def _idle(recent: History, rollout_ahead: int) -> Advice | None:
 
 
 def _gap(history: History) -> Advice | None:
-    name = "train/logprob_diff_mean_abs"
-    known = [(int(line.get("step", i)), line[name]) for i, line in enumerate(history) if _finite(line.get(name))]
+    known = [(int(line.get("step", i)), line[GAP]) for i, line in enumerate(history) if _finite(line.get(GAP))]
     if len(known) < 10:
         return None
     first, last = fmean(v for _, v in known[:5]), fmean(v for _, v in known[-5:])

@@ -92,7 +92,7 @@ class Console:
         with self._lock:
             view, now = self._view, self._clock()
             first = not view.history
-            view.history.append({"step": step, **metrics})
+            view.add({"step": step, **metrics})
             # The first gap holds the start-up of engines and trainer; the step's own time predicts better.
             view.step_seconds.append(metrics.get("perf/step_s", 0.0) if first else now - self._last_step_end)
             self._last_step_end = now

@@ -14,18 +14,19 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from slime_rl.observability.advice import Advice
+from slime_rl.observability.advice import GAP, WINDOW, Advice
 from slime_rl.observability.metrics import phase_of, reward_value
 from slime_rl.observability.timers import OTHER
 from slime_rl.observability.wording import duration, number, one_line, percent, sparkline
 from slime_rl.types import Sample
 
 PHASE_COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#eeca3b", "#9d755d")
+OF_EVERY_STEP = ("step", "rollout/reward_mean", "train/loss", GAP)  # curves and advice are of the whole run
 
 
 @dataclass(kw_only=True)
 class RunView:
-    """Everything the console knows of a run: `history` has one mapping per step."""
+    """Everything the console knows of a run: `history` has one mapping per step, of older steps what is still read."""
 
     title: str
     num_steps: int
@@ -41,6 +42,13 @@ class RunView:
     last_sample: Sample | None = None
     elapsed_s: float = 0.0
     now: float = 0.0
+
+    def add(self, line: dict[str, float]) -> None:
+        """The metrics of a step that has ended."""
+        self.history.append(line)
+        if len(self.history) > WINDOW:
+            old = self.history[-WINDOW - 1]
+            self.history[-WINDOW - 1] = {name: old[name] for name in OF_EVERY_STEP if name in old}
 
     @property
     def steps_done(self) -> int:

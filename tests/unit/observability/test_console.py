@@ -149,3 +149,13 @@ def test_panel_before_the_first_step_shows_the_facts() -> None:
     stream = io.StringIO()
     RichConsole(file=stream, width=80).print(live_panel(RunView(title="t", num_steps=0, facts={"model": "tiny"}), 80))
     assert "tiny" in stream.getvalue() and "step 0/0" in stream.getvalue()
+
+
+def test_of_older_steps_only_what_is_read_is_kept() -> None:
+    view = RunView(title="run", num_steps=1000)
+    for step in range(100):
+        view.add({"step": step, "train/loss": float(step), **{f"rollout/{i}": 0.0 for i in range(200)}})
+    assert view.series("train/loss") == [float(step) for step in range(100)]
+    assert view.steps_done == 100
+    assert len(view.series("rollout/7")) == 20, "what advice takes means of"
+    assert sum(map(len, view.history)) < 100 * 4 + 20 * 202
