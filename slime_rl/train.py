@@ -188,12 +188,17 @@ def train_from(run: Run, start: int) -> int:
         cluster.saver.poll()
         run.unsaved = finished
         is_due = _save_is_due(config, finished)
-        if is_due and not _saves_during_rollout(config):
-            run.save(finished)
-        if config.train.loss != "sft":  # supervised steps need no engine; an evaluation asks for the weights itself
-            metrics |= run.sync_weights(finished)
-        if is_due and _saves_during_rollout(config):
-            run.save(finished)
+        try:
+            if is_due and not _saves_during_rollout(config):
+                run.save(finished)
+            if config.train.loss != "sft":  # supervised steps need no engine; an evaluation asks for the weights itself
+                metrics |= run.sync_weights(finished)
+            if is_due and _saves_during_rollout(config):
+                run.save(finished)
+        except TrainWorkerLost:
+            # The step may be in the newest checkpoint, and so not come again; else going back takes its lines away.
+            report_step(run, step, metrics, taken, token_log)
+            raise
         report_step(run, step, metrics, taken, token_log)
         if run.evaluation_is_due(finished):
             run.evaluate(finished, wait=not run.evaluates_in_background)

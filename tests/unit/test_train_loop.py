@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from factories import make_config, write_prompts
 
+from slime_rl.cluster.errors import TrainWorkerLost
 from slime_rl.observability.timers import PhaseTimer
 from slime_rl.train import Run, train
 
@@ -185,3 +186,34 @@ def test_other_modes_wait_for_an_evaluation(tmp_path: Path, flags: tuple[str, ..
 
 def test_only_evaluating_is_one_evaluation_and_no_step(tmp_path: Path) -> None:
     assert calls_of(tmp_path, "--num-steps", "0") == BEFORE
+
+
+@pytest.mark.parametrize(("back_to", "lines"), [(2, [0, 1, 2]), (1, [0, 1, 1, 2])])
+def test_a_step_whose_weights_were_not_sent_has_its_lines_if_it_is_saved(
+    tmp_path: Path, back_to: int, lines: list[int]
+) -> None:
+    """A train worker is lost after step 1 was saved, or before: `rewind` takes what is repeated out of the files."""
+    logged: list[str] = []
+    lost = [True]
+
+    def sync_weights(version: int) -> dict[str, float]:
+        if version == 2 and lost and lost.pop():
+            raise TrainWorkerLost("train worker 0 has died")
+        return {}
+
+    config = make_config(tmp_path, "--num-steps", "3", "--save-interval", "1")
+    taken = {"batch": None, "metrics": {}, "samples": [], "texts": []}
+    cluster = Recorder("", [], {"restore": 0, "restart_trainers": back_to})
+    cluster.training, cluster.fault_metrics, cluster.sync_weights = contextlib.nullcontext, dict, sync_weights
+    cluster.rollout = RolloutRecorder("", [], {"take": taken})
+    cluster.rollout.ends = []
+    cluster.actor = Recorder("", [], {"train": {}, "token_log": {}})
+    cluster.critic, cluster.saver = None, Recorder("", [], {})
+    quiet, trackers = Recorder("", [], {}), Recorder("", logged, {})
+    run = Run(config, cluster, trackers, quiet, PhaseTimer(), SimpleNamespace(peak_gib=1.0))  # type: ignore[arg-type]
+    assert train(run) == 3
+    assert [line for line in logged if line.startswith(("log(", "rewind("))] == [
+        *(f"log({step})" for step in lines[:2]),
+        f"rewind({back_to})",
+        *(f"log({step})" for step in lines[2:]),
+    ]
