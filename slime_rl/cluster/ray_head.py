@@ -21,7 +21,7 @@ import ray
 def main() -> None:
     address_file, num_cpus, object_store_bytes = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     context: Any = ray.init(
-        address="local",  # also where RAY_ADDRESS, or what an ended cluster left in /tmp/ray, names another
+        address="local",  # also where RAY_ADDRESS, or what an ended cluster has left behind, names another
         num_cpus=num_cpus,
         include_dashboard=False,
         object_store_memory=object_store_bytes,

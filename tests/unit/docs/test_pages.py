@@ -56,7 +56,7 @@ def test_flags_that_are_named_exist(page: Path, known_flags: set[str]) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_python_in_a_page_is_python(page: Path) -> None:
     for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
-        compile(block, str(page), "exec")
+        assert compile(block, str(page), "exec")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
