@@ -148,7 +148,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model_dirs", nargs="*", type=Path, metavar="MODEL_DIR")
     parser.add_argument("--skip-random", action="store_true", help="only the models given")
-    parser.add_argument("--workers", type=int, default=1, help="worker processes of a conversion")
+    parser.add_argument("--workers", type=int, default=2, help="--num-workers of a conversion")
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
     results: list[Result] = []

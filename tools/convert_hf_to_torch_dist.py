@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hf-checkpoint", required=True, type=Path, metavar="DIR", help="Hugging Face folder")
     parser.add_argument("--save", required=True, type=Path, metavar="DIR", help="checkpoint folder to write")
-    parser.add_argument("--num-workers", type=int, default=1, help="processes that read and write side by side")
+    parser.add_argument("--num-workers", type=int, default=2, help="threads that read and write side by side")
     parser.add_argument("--model-conversion-path", default="families", help="as in training")
     parser.add_argument("--model-provider-path", help="as in training")
     parser.add_argument("--trust-remote-code", action="store_true", help="run Python files of the checkpoint's config")

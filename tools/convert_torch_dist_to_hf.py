@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
         "--dtype", choices=("float32", "bfloat16", "float16"), help="of the weights; as they are stored"
     )
     parser.add_argument("--shard-size-gb", type=float, default=5.0, help="most GB (10^9 bytes) in one file")
-    parser.add_argument("--num-workers", type=int, default=1, help="processes that write files side by side")
+    parser.add_argument("--num-workers", type=int, default=2, help="threads that write files side by side")
     parser.add_argument("--model-conversion-path", default="families", help="as in training")
     parser.add_argument("--model-provider-path", help="as in training")
     parser.add_argument("--trust-remote-code", action="store_true", help="run Python files of the checkpoint's config")

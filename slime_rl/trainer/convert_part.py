@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from slime_rl.data.read_ahead import read_ahead
 from slime_rl.trainer.families.rules import Place, Rule, Stacked, check_shapes
 from slime_rl.trainer.hf_folder import HFFolder, TensorInfo, write_safetensors
 from slime_rl.trainer.torch_dist import TorchDistFile, TorchDistReader, Written
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -61,16 +64,17 @@ def write_torch_dist(
     hf_path: Path, folder: Path, dtypes: Mapping[str, torch.dtype], rank: int, parameters: list[Parameter]
 ) -> list[Written]:
     """Write the data file of worker `rank`: these parameters, each slot key in its type of `dtypes`."""
-    torch.serialization.set_crc32_options(False)  # the store has checksums of whole files
     source = HFFolder(hf_path, torch.bfloat16)
     with TorchDistFile(folder, rank) as file:
-        for parameter in parameters:
-            for slot, rows in _rows(parameter, source, hf_path):
-                file.write(slot.key, slot.whole, slot.offsets, rows.to(dtypes[slot.key]))
+        for pieces in read_ahead(list(_rows(parameter, source, hf_path, dtypes)) for parameter in parameters):
+            for slot, rows in pieces:
+                file.write(slot.key, slot.whole, slot.offsets, rows)
         return file.boxes
 
 
-def _rows(parameter: Parameter, source: HFFolder, hf_path: Path) -> Iterator[tuple[Slot, Tensor]]:
+def _rows(
+    parameter: Parameter, source: HFFolder, hf_path: Path, dtypes: Mapping[str, torch.dtype]
+) -> Iterator[tuple[Slot, Tensor]]:
     sources = [source.source(name) for name in parameter.names]
     try:
         check_shapes(parameter.rule, parameter.names, sources, parameter.shape, 1)
@@ -82,7 +86,8 @@ def _rows(parameter: Parameter, source: HFFolder, hf_path: Path) -> Iterator[tup
         whole = parameter.rule.shard(sources, 0, 1)
         pieces = [whole[s.first_row : s.first_row + s.shape[0]] for s in parameter.slots]
     for slot, piece in zip(parameter.slots, pieces, strict=True):
-        yield slot, piece.clone() if piece.numel() < piece.untyped_storage().nbytes() // piece.itemsize else piece
+        is_view = piece.numel() < piece.untyped_storage().nbytes() // piece.itemsize  # torch.save writes all of it
+        yield slot, (piece.clone() if is_view else piece).to(dtypes[slot.key])
 
 
 def read_parameter(reader: TorchDistReader, parameter: Parameter) -> list[Tensor]:
@@ -114,8 +119,9 @@ def write_hf_files(model_dir: Path, copied_from: Path, folder: Path, rank: int, 
 def _tensors(reader: TorchDistReader, copied_from: Path, file: OutputFile) -> Iterator[Tensor]:
     types = iter(file.infos)
     wanted = {info.name for info in file.infos}
-    for parameter in file.parameters:
-        for name, tensor in zip(parameter.names, read_parameter(reader, parameter), strict=True):
+    ahead = read_ahead(read_parameter(reader, parameter) for parameter in file.parameters)
+    for parameter, tensors in zip(file.parameters, ahead, strict=True):
+        for name, tensor in zip(parameter.names, tensors, strict=True):
             if name in wanted:
                 yield _as_type(name, tensor, next(types).dtype)
     if file.copied:
@@ -136,19 +142,20 @@ def _as_type(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return changed
 
 
-def run_workers(function: Callable[..., Any], shares: list[Any], *arguments: Any) -> list[Any]:
-    """`function(*arguments, rank, share)` for every share, each in a process of its own where there are several.
+def run_workers(function: Callable[..., T], shares: list[Any], *arguments: Any) -> list[T]:
+    """`function(*arguments, rank, share)` for every share, each in a thread; raises what the first that failed did."""
+    with _for_copying(), ThreadPoolExecutor(len(shares), "convert") as pool:
+        return list(pool.map(partial(function, *arguments), range(len(shares)), shares))
 
-    Raises:
-        ValueError: what a worker raised, or that one was killed.
-    """
-    if len(shares) == 1:
-        return [function(*arguments, 0, shares[0])]
-    with ProcessPoolExecutor(len(shares), multiprocessing.get_context("spawn")) as pool:
-        calls = [pool.submit(function, *arguments, rank, share) for rank, share in enumerate(shares)]
-        try:
-            return [call.result() for call in calls]
-        except BrokenProcessPool as error:
-            raise ValueError(
-                f"one of {len(shares)} worker processes was killed, maybe for lack of memory; try fewer --num-workers"
-            ) from error
+
+@contextmanager
+def _for_copying() -> Iterator[None]:
+    """Torch as it copies fastest: no threads for one small matrix, no checksums (the store has some of whole files)."""
+    threads, sums = torch.get_num_threads(), torch.serialization.get_crc32_options()
+    torch.set_num_threads(1)
+    torch.serialization.set_crc32_options(False)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.serialization.set_crc32_options(sums)

@@ -149,8 +149,7 @@ def write_safetensors(file: Path, infos: list[TensorInfo], tensors: Iterable[Ten
         header[info.name] = {"dtype": kind, "shape": list(info.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # so that the data is aligned
-    with open(file, "wb") as opened:
-        behind = WriteBehind(opened)
+    with open(file, "wb") as opened, WriteBehind(opened) as behind:
         opened.write(struct.pack("<Q", len(text)) + text)
         for info, tensor in zip(infos, tensors, strict=True):
             if (tensor.dtype, tuple(tensor.shape)) != (info.dtype, info.shape):

@@ -69,11 +69,9 @@ class TorchDistFile:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        try:
+        with self._file, self._behind:
             if error is None:
                 self._behind.finish()
-        finally:
-            self._file.close()
 
     def write(self, key: str, whole: tuple[int, ...], offsets: tuple[int, ...], tensor: Tensor) -> None:
         """Append `tensor` as the box at `offsets` of `key`; leading axes of length 1 are added as `whole` has them."""
