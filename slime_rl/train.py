@@ -118,17 +118,22 @@ class Run:
     def save_before_leaving(self) -> None:
         """Where checkpoints are written, an error or a signal between two of them takes no finished step away."""
         step, self.unsaved = self.unsaved, None
-        if step is None or self.config.checkpoint.save_interval is None:
+        if self.config.checkpoint.save_interval is None:
             return
         try:
-            self.cluster.save(step)
-            self.cluster.saver.wait()
+            if step is None:
+                step = self.cluster.saver.complete()
+            else:
+                self.cluster.save(step)
+                self.cluster.saver.wait()
         except Exception as error:  # what ended the run is what must be told
-            self.console.message(f"could not save the {step} finished steps: {type(error).__name__}: {error}")
+            what = "the checkpoint that was being written" if step is None else f"the {step} finished steps"
+            self.console.message(f"could not save {what}: {type(error).__name__}: {error}")
         else:
-            self.console.message(
-                f"saved the {step} finished steps; --load {self.config.checkpoint_dir} goes on from there"
-            )
+            if step is not None:
+                self.console.message(
+                    f"saved the {step} finished steps; --load {self.config.checkpoint_dir} goes on from there"
+                )
 
     @property
     def reached_target(self) -> bool:
@@ -185,8 +190,8 @@ def train_from(run: Run, start: int) -> int:
         finished = step + 1
         with timer.phase("commit"):
             cluster.rollout.commit(step)
-        cluster.saver.poll()
         run.unsaved = finished
+        cluster.saver.poll()
         is_due = _save_is_due(config, finished)
         try:
             if is_due and not _saves_during_rollout(config):
@@ -203,6 +208,8 @@ def train_from(run: Run, start: int) -> int:
         if run.evaluation_is_due(finished):
             run.evaluate(finished, wait=not run.evaluates_in_background)
     run.finish_evaluation()
+    if run.unsaved is not None and config.checkpoint.save_interval is not None:  # left at --stop-at-eval-accuracy
+        run.save(run.unsaved)
     with timer.phase("save"):
         cluster.saver.wait()
     return finished

@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 FORMAT = 2
 CHECKSUMS = "checksums.json"
+_REPLACED = ".old.partial"  # a checkpoint on its way out
 _NAME = re.compile(r"step_\d+")
 _BLOCK_BYTES = 1 << 22
 _MAX_THREADS = 8
@@ -78,7 +79,7 @@ class CheckpointStore:
         (aside / CHECKSUMS).write_text(json.dumps(_checksums(aside), indent=1))
         _sync_tree(aside)
         if final.exists():  # after a crash between rename and `latest`, or in a folder that was gone back in
-            old = final.with_name(f"{final.name}.old.partial")
+            old = final.with_name(final.name + _REPLACED)
             final.rename(old)
             aside.rename(final)
             shutil.rmtree(old, ignore_errors=True)
@@ -86,7 +87,7 @@ class CheckpointStore:
             aside.rename(final)
         _sync(self.root)
         _write_atomic(self.root / "latest", final.name)
-        self._remove_old()
+        self._remove_old(meta.step)
         return final
 
     def latest(self, flag: str = "--load") -> tuple[Path, CheckpointMeta]:
@@ -103,7 +104,8 @@ class CheckpointStore:
             raise ValueError(f"{flag} {pointer}: must hold the name of a checkpoint (step_00000020), got {name!r}")
         folder = self.root / name
         if not folder.is_dir():  # killed while one was replaced by another of the same step
-            whole = self._whole()
+            replaced = self.root / f"{name}{_REPLACED}"
+            whole = self._whole() or [path for path in (replaced,) if (path / CHECKSUMS).is_file()]
             if not whole:
                 raise ValueError(f"{flag} {self.root}: 'latest' names {name}, which is not there, nor another")
             folder = whole[-1]
@@ -117,11 +119,12 @@ class CheckpointStore:
         found = (p for p in self.root.glob("step_*") if p.is_dir() and _NAME.fullmatch(p.name))
         return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
 
-    def _remove_old(self) -> None:
-        for old in self._whole()[: -self.keep]:
-            step = int(old.name.removeprefix("step_"))
+    def _remove_old(self, newest: int) -> None:
+        """Those of later steps are of a run that was gone back in; they stay until this one comes there."""
+        steps = [(int(path.name.removeprefix("step_")), path) for path in self._whole()]
+        for step, old in [(step, path) for step, path in steps if step <= newest][: -self.keep]:
             if self.keep_every is None or step % self.keep_every:
-                aside = old.with_name(f"{old.name}.old.partial")
+                aside = old.with_name(old.name + _REPLACED)
                 old.rename(aside)  # in one step: half of a checkpoint must not look like one
                 shutil.rmtree(aside, ignore_errors=True)
 

@@ -229,6 +229,7 @@ class Cluster:
         while the trainer, which has nothing to do now, still has the weights that the others serve."""
         engines = self.engines
         assert engines is not None
+        self.saver.poll()
         for group in (engines, *self.others.values()):
             group.guard.check()
         if not (stale := engines.guard.urls(EngineState.STALE)):
@@ -252,6 +253,7 @@ class Cluster:
         Raises:
             TrainWorkerLost: --max-restarts is used up.
         """
+        self.saver.give_up()
         limit = self.config.cluster.max_restarts
         if self.num_train_restarts >= limit:
             raise TrainWorkerLost(f"{error}; --max-restarts {limit} allows no further restart") from error
@@ -259,7 +261,6 @@ class Cluster:
         note_fault(self.config.run_dir, f"{error}; restarting the train group")
         self._served = self._held_back = None
         self.rollout.halt()
-        self.saver.give_up()
         for group in self._groups:
             group.restart()
         if self.config.cluster.colocate:
@@ -295,6 +296,8 @@ class Cluster:
 
     def save(self, step: int) -> None:
         """One checkpoint of model, optimizer, RNG and buffer after `step` finished steps."""
+        if self.config.cluster.colocate:  # a run that is left while engines generate has them on the devices
+            self._take_devices()
         self.saver.save(step)
 
     def checkpoint_step(self) -> int | None:

@@ -2,8 +2,9 @@
 
     save(step) ─► trainers: plan, copy ─► buffer ─► [background: trainers write] ─► finish: index ─► checksums, rename
 
-In the background only files are written. What the trainers do together (the index) happens in `poll`, which the loop
-calls once a step, so that their collective calls have one order.
+In the background only files are written. What the trainers do together (the index) happens in `poll`, which is called
+after every step and while a rollout is waited for, so that their collective calls have one order. A signal to end the
+run waits for what is done at once.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from slime_rl.cluster.checkpoint import CheckpointMeta, CheckpointStore, model_identity, read_model_config
+from slime_rl.cluster.signals import signals_held
 from slime_rl.config import Config
+
+_LEAVING_S = 60.0  # for trainers in the middle of a long step, or stuck where one of them has failed
 
 
 class Saver:
@@ -28,6 +32,7 @@ class Saver:
         self._writing: CheckpointMeta | None = None  # the trainers' threads are at work
         self._finishing: threading.Thread | None = None
         self._error: BaseException | None = None
+        self._model = _read_model(config)  # now: its folder may be gone by the time of a save
         self._exported: Path | None = None
         self.newest: tuple[Path, int] | None = None  # newest complete checkpoint of this run, and its finished steps
 
@@ -37,18 +42,22 @@ class Saver:
         Raises:
             OSError: the disk is full; the checkpoints before stay as they are.
         """
-        self.wait()
-        meta = self._meta(step)
-        if self.config.checkpoint.async_save:
-            folder = self.store.begin(step)
-            for group in self.groups:
-                group.begin_save(str(folder / "model"), step)
-            self._writing = meta
-            self.rollout.save(str(folder / "buffer.json"))
-        else:
-            self.newest = (self.store.write(meta, lambda folder: self._fill(folder, step)), step)
+        with signals_held():
+            self.wait()
+            meta = self._meta(step)
+            if self.config.checkpoint.async_save:
+                self._begin(meta)
+            else:
+                self.newest = (self.store.write(meta, lambda folder: self._fill(folder, step)), step)
         if "{step}" in (self.config.checkpoint.save_hf or ""):
             self.export(step)
+
+    def _begin(self, meta: CheckpointMeta) -> None:
+        folder = self.store.begin(meta.step)
+        for group in self.groups:
+            group.begin_save(str(folder / "model"), meta.step)
+        self.rollout.save(str(folder / "buffer.json"))  # polls while it waits
+        self._writing = meta
 
     def export(self, step: int) -> Path:
         """The model as a Hugging Face folder, unless that of this step is there already."""
@@ -69,16 +78,37 @@ class Saver:
             error, self._error = self._error, None
             raise error
         if self._writing is not None and all(group.save_is_written() for group in self.groups):
-            self._finish()
+            with signals_held():
+                self._finish()
 
     def wait(self) -> None:
         """Until no save is under way; raises what went wrong with it."""
-        if self._writing is not None:
-            self._finish()
-        if self._finishing is not None:
-            self._finishing.join()
-            self._finishing = None
+        with signals_held():
+            if self._writing is not None:
+                self._finish()
+            if self._finishing is not None:
+                self._finishing.join()
+                self._finishing = None
         self.poll()
+
+    def complete(self) -> int | None:
+        """The run is being left: its finished steps in the save that was under way, if it could be made whole.
+
+        Trainers may be in the middle of a step; they are waited for, but not for long.
+
+        Raises:
+            OSError, TimeoutError: what went wrong with it.
+        """
+        if self._writing is None and self._finishing is None:
+            return None
+        waiting = _Waiting(self)
+        waiting.join(_LEAVING_S)
+        if waiting.is_alive():
+            raise TimeoutError(f"the trainers did not end their step within {_LEAVING_S:g} s")
+        if waiting.error is not None:
+            raise waiting.error
+        assert self.newest is not None
+        return self.newest[1]
 
     def give_up(self) -> None:
         """The trainers are lost, and with them the save that they were writing; one that is written is completed."""
@@ -108,12 +138,32 @@ class Saver:
         self.rollout.save(str(folder / "buffer.json"))
 
     def _meta(self, step: int) -> CheckpointMeta:
-        path = self.config.model.hf_checkpoint
-        model_type, shape = model_identity(path)
-        return CheckpointMeta(
-            step=step,
-            model_type=model_type,
-            num_parameters_shape=shape,
-            hf_checkpoint=str(Path(path).absolute()),
-            model_config=read_model_config(path),
-        )
+        return CheckpointMeta(step=step, **self._model)
+
+
+def _read_model(config: Config) -> dict[str, Any]:
+    """What a checkpoint says of the model it belongs to."""
+    path = config.model.hf_checkpoint
+    model_type, shape = model_identity(path)
+    return {
+        "model_type": model_type,
+        "num_parameters_shape": shape,
+        "hf_checkpoint": str(Path(path).absolute()),
+        "model_config": read_model_config(path),
+    }
+
+
+class _Waiting(threading.Thread):
+    """`Saver.wait` in a thread that can be given up; `error` is what it raised."""
+
+    def __init__(self, saver: Saver) -> None:
+        super().__init__(name="complete-save", daemon=True)
+        self.saver = saver
+        self.error: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.saver.wait()
+        except Exception as error:
+            self.error = error

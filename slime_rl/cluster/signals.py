@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
@@ -36,6 +39,33 @@ def leave_on_signals() -> None:
     for number in SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:  # as of a shell's background job
             signal.signal(number, leave)
+
+
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """Signals that come within the block take effect at its end: what it does must not be broken off half way.
+
+    Once PATIENCE_S have passed since the first of them, a further one ends the process at once.
+    """
+    ours = [n for n in SIGNALS if callable(signal.getsignal(n))]
+    if not ours or threading.current_thread() is not threading.main_thread():  # only there they are handled
+        yield
+        return
+    came: list[tuple[int, float]] = []
+
+    def hold(number: int, _: FrameType | None) -> None:
+        if came and time.monotonic() - came[0][1] > PATIENCE_S:
+            os._exit(128 + number)
+        came.append((number, time.monotonic()))
+
+    before = [signal.signal(number, hold) for number in ours]
+    try:
+        yield
+    finally:
+        for number, handler in zip(ours, before, strict=True):
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0][0])
 
 
 def signal_behind(error: BaseException) -> signal.Signals | None:

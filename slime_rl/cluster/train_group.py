@@ -10,6 +10,8 @@ Values and log-probs go from worker to worker through the object store; the driv
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,6 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from slime_rl.cluster.placement import Seats
 from slime_rl.cluster.pulse import Pulse, end_process
+from slime_rl.cluster.signals import signal_behind
 from slime_rl.cluster.train_actors import CriticActor, MegatronActor, TrainActor
 from slime_rl.cluster.train_calls import Call, collect
 from slime_rl.config import Config
@@ -58,6 +61,7 @@ class MegatronGroup:
         self.data_parallel_ranks: list[int] = []
         self.pulses: list[Pulse] = []
         self._planning: list[Call] = []  # of a save; nothing else meets in collectives before it is over
+        self._failed_save: Exception | None = None  # after it some workers may wait for others for ever
         self.actors = self._make([seats.gpu(rank) for rank in range(num_workers)])
 
     def _make(self, gpus: list[int | None]) -> list[Any]:
@@ -85,12 +89,14 @@ class MegatronGroup:
         for pulse in self.pulses:  # Ray does not end a stopped process
             on_its_node = NodeAffinitySchedulingStrategy(pulse.node_id, soft=True)
             ray.get(ray.remote(end_process).options(num_cpus=0, scheduling_strategy=on_its_node).remote(pulse.pid))
-        self.pulses, self._planning = [], []
+        self.pulses, self._planning, self._failed_save = [], [], None
         self.actors = self._make(self.seats.present_gpus())
         self.connect(self.collect(self.calls(self.start())))
 
     def save(self, path: str, step: int) -> None:
-        self._all("save", path, step)
+        self._settle()
+        with self._noting_failure():
+            self._all("save", path, step)
 
     def begin_save(self, path: str, step: int) -> None:
         """Let the workers plan a checkpoint and write it, while engines generate; `finish_save` makes it whole.
@@ -98,7 +104,8 @@ class MegatronGroup:
         What goes wrong in planning is raised by the next call of the group.
         """
         self._settle()
-        self._planning = self.calls([actor.begin_save.remote(path, step) for actor in self.actors])
+        with self._noting_failure():
+            self._planning = self.calls([actor.begin_save.remote(path, step) for actor in self.actors])
 
     def save_is_written(self) -> bool:
         """Whether `finish_save` would not wait; does not wait itself."""
@@ -108,7 +115,9 @@ class MegatronGroup:
         return all(self._all("save_is_written"))
 
     def finish_save(self) -> None:
-        self._all("finish_save")
+        self._settle()
+        with self._noting_failure():
+            self._all("finish_save")
 
     def load(self, path: str) -> None:
         self._all("load", path)
@@ -137,8 +146,22 @@ class MegatronGroup:
 
     def _settle(self) -> None:
         """Until a save that has begun is planned: a worker that failed in it would leave the others waiting for it."""
-        planning, self._planning = self._planning, []
-        self.collect(planning)
+        if self._planning:
+            with self._noting_failure():
+                self.collect(self._planning)
+            self._planning = []
+
+    @contextmanager
+    def _noting_failure(self) -> Iterator[None]:
+        """A part of a save: where one has failed none is tried again, unless the workers are made anew."""
+        if self._failed_save is not None:
+            raise self._failed_save
+        try:
+            yield
+        except Exception as error:
+            if signal_behind(error) is None:
+                self._planning, self._failed_save = [], error
+            raise
 
     def _all(self, method: str, *args: Any) -> list[Any]:
         self._settle()
@@ -169,6 +192,7 @@ class TrainGroup(MegatronGroup):
         self, action: Action, urls: list[str], released: dict[str, set[str]]
     ) -> tuple[dict[str, set[str]], dict[str, str]]:
         """See TrainActor.change_engine_memory; done by rank 0."""
+        self._settle()
         reference = self.actors[0].change_engine_memory.remote(action, urls, released)
         return self.collect([Call(f"{self.who} 0", reference, self.pulses[0])])[0]
 

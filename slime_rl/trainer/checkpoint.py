@@ -7,6 +7,7 @@ folder/  *.distcp, common.pt, metadata.json   model, optimizer, schedule, step, 
 from __future__ import annotations
 
 import inspect
+import io
 import random
 import re
 from contextlib import nullcontext
@@ -27,11 +28,11 @@ from megatron.core.dist_checkpointing.strategies.fully_parallel import (
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from torch.distributed.checkpoint.api import CheckpointException
 
-from slime_rl.trainer.checkpoint_writer import InProcessSaveStrategy
+from slime_rl.trainer.checkpoint_writer import InProcessSaveStrategy, naming_a_full_disk
 from slime_rl.trainer.model import global_names, unwrap
 from slime_rl.trainer.optimizer import make_moments
 from slime_rl.trainer.optimizer_state import gathered_directly
-from slime_rl.trainer.pending_save import PendingSave
+from slime_rl.trainer.pending_save import PendingSave, raise_on_all
 from slime_rl.trainer.state import TrainState
 
 # How Megatron lays out a checkpoint.
@@ -49,13 +50,12 @@ FROM_FLAGS = ("max_lr", "min_lr", "betas", "eps")
 
 def save(state: TrainState, path: Path, step: int, extra: dict[str, Any]) -> None:
     """Write the checkpoint into `path`, which is made when missing. Collective; the folder is complete on return."""
-    _plan(state, path, step, extra).execute_sync()
-    dist.barrier()
+    PendingSave(_plan(state, path, step, extra), in_background=False).finish()
 
 
 def begin_save(state: TrainState, path: Path, step: int, extra: dict[str, Any]) -> PendingSave:
     """The same with a thread that writes; the weights must not change before `wait_until_copied`. Collective."""
-    return PendingSave(_plan(state, path, step, extra))
+    return PendingSave(_plan(state, path, step, extra), in_background=True)
 
 
 def _plan(state: TrainState, path: Path, step: int, extra: dict[str, Any]) -> Any:
@@ -73,10 +73,11 @@ def _plan(state: TrainState, path: Path, step: int, extra: dict[str, Any]) -> An
     }
     strategy = FullyParallelSaveStrategyWrapper(InProcessSaveStrategy(), state.layout.dp_cp.group)
     kept = {key: value for key, value in _metadata(state).items() if key != "dp_cp_group"}
-    torch.save(_random_state(state), path / f"random_{dist.get_rank()}.pt")
-    return dist_checkpointing.save(
-        content, str(path), strategy, content_metadata=kept, async_sharded_save=True, **_save_options()
-    )
+    _write_random_state(state, path / f"random_{dist.get_rank()}.pt")
+    with naming_a_full_disk(path):
+        return dist_checkpointing.save(
+            content, str(path), strategy, content_metadata=kept, async_sharded_save=True, **_save_options()
+        )
 
 
 def load(state: TrainState, path: Path) -> dict[str, Any]:
@@ -265,6 +266,22 @@ def _random_state(state: TrainState) -> dict[str, Any]:
         "cuda": torch.cuda.get_rng_state(state.device) if state.device.type == "cuda" else None,
         "tracker": _tracker().get_states(),
     }
+
+
+def _write_random_state(state: TrainState, path: Path) -> None:
+    """Collective: the disk may be full for one rank, and the others would wait for it.
+
+    Raises:
+        OSError: a rank could not write its file.
+    """
+    error: Exception | None = None
+    try:
+        written = io.BytesIO()  # torch.save on a full disk is a RuntimeError that does not say so
+        torch.save(_random_state(state), written)
+        path.write_bytes(written.getbuffer())
+    except OSError as problem:
+        error = problem
+    raise_on_all(error)
 
 
 # numpy's generator state is an array of these; torch.load looks up nothing beside them and tensors.

@@ -6,12 +6,35 @@ threads a fork can deadlock, and when a child is killed its parent waits forever
 
 from __future__ import annotations
 
+import errno
+import os
 import queue
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
+
+_FULL_BYTES = 1 << 20  # a disk with less than this takes no checkpoint
+
+
+@contextmanager
+def naming_a_full_disk(folder: Path) -> Iterator[None]:
+    """torch.save on a full disk is a RuntimeError that says nothing of it ("unexpected pos 704 vs 598").
+
+    Raises:
+        OSError: the disk is full, in place of a RuntimeError.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if shutil.disk_usage(folder).free < _FULL_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
+        raise
 
 
 class InProcessSaveStrategy(TorchDistSaveShardedStrategy):
@@ -34,7 +57,7 @@ class InProcessSaveStrategy(TorchDistSaveShardedStrategy):
 
 
 def _write(transforms: Any, use_msc: bool, rank: int, buckets: list[Any], results: queue.Queue[Any]) -> None:
-    """Write every bucket `(path, key, data)`; an error is reported to all ranks by the save's last step."""
+    """Write every bucket `(path, key, data)`; raises what a write raised."""
     done: dict[int, Any] = {}
     for i, bucket in enumerate(buckets):
         local: Any = queue.Queue()
@@ -45,7 +68,7 @@ def _write(transforms: Any, use_msc: bool, rank: int, buckets: list[Any], result
         )
         _, outcome = local.get()
         if isinstance(outcome, Exception):
-            results.put(outcome)
-            return
+            with naming_a_full_disk(Path(bucket[0]).parent):
+                raise outcome
         done[i] = outcome
     results.put(done)

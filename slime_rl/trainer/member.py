@@ -95,6 +95,7 @@ class GroupMember:
         Raises:
             OSError: a file could not be written, on this rank or another.
         """
+        assert self._pending_saves, "no save has begun"
         pending_saves, self._pending_saves = self._pending_saves, []
         for pending in pending_saves:
             pending.finish()

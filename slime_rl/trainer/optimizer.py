@@ -121,6 +121,8 @@ def grad_norm(optimizer: Any) -> float:
 def step(models: list[Any], optimizer: Any, scheduler: OptimizerParamScheduler) -> float:
     """Clip, update, gather the parameters, advance the schedule; the learning rate that was used."""
     rate = learning_rate(optimizer)
+    for model in models:
+        _end_gathers(model)
     optimizer.step()
     for router in _routers_with_bias(models):
         router.expert_bias.copy_(router.next_expert_bias)
@@ -129,6 +131,16 @@ def step(models: list[Any], optimizer: Any, scheduler: OptimizerParamScheduler) 
             model.start_param_sync(force_sync=True)  # the deferred output layer has no hook that would wait for it
     scheduler.step(1)
     return rate
+
+
+def _end_gathers(model: Any) -> None:
+    """Wait for what --megatron-overlap-param-gather has begun and no hook has waited for: the deferred output layer's.
+
+    While such a gather is open, `start_param_sync(force_sync=True)` waits for it and gathers nothing new.
+    """
+    for group in [*model.bucket_groups, *model.expert_parallel_bucket_groups]:
+        if group.param_gather_handle is not None:
+            group.start_param_sync(force_sync=True)
 
 
 def learning_rate(optimizer: Any) -> float:

@@ -1,7 +1,9 @@
 """The optimizer's state for a checkpoint: gathered over the data-parallel workers with as few copies as it takes.
 
 Megatron's own way (`DistributedOptimizer.get_parameter_state_dp_zero`) fills three buffers with zeros before it copies
-into them, gathers where there is one worker too, and joins lists; the loop waits for all of it in every save.
+into them, gathers where there is one worker too, and joins lists; the loop waits for all of it in every save. With
+several buckets (--megatron-overlap-grad-reduce) it also cuts the padding between them out and then reads every
+parameter at its place of before, so that the wrong numbers are saved.
 """
 
 from __future__ import annotations
@@ -59,9 +61,9 @@ def _alone(optimizer: Any, buffer: Any, _: Any, key: str) -> _Spans:
 
 
 def _from_all(optimizer: Any, buffer: Any, held: list[Any], key: str) -> Tensor:
-    """`[n]` float32 on the CPU: every bucket from all workers, without the padding at its end.
+    """`[n]` float32 on the CPU: every bucket from all workers.
 
-    Between parameters, where a bucket is padded, it holds anything.
+    With the padding at the end of each, since places are counted with it; what it holds is not read.
     """
     group, parts = optimizer.data_parallel_group, []
     for bucket, ranges in zip(buffer.buckets, held, strict=True):
@@ -72,7 +74,7 @@ def _from_all(optimizer: Any, buffer: Any, held: list[Any], key: str) -> Tensor:
             own[span.start : span.end].copy_(_state(optimizer, parameter, key))
         whole = torch.empty(data.numel(), dtype=torch.float32, device=data.device)
         dist.all_gather_into_tensor(whole, own, group=group)
-        parts.append(whole[: bucket.numel_unpadded].cpu())
+        parts.append(whole.cpu())
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

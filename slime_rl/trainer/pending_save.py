@@ -1,4 +1,4 @@
-"""A checkpoint that a thread writes while training goes on.
+"""A checkpoint that is written at once, or by a thread while training goes on.
 
 plan (collective) ──► copy of every tensor ──► files ──► finish (collective): index
                       └── until here the weights must not change: `wait_until_copied`
@@ -15,13 +15,15 @@ import torch.distributed as dist
 class PendingSave:
     """Megatron's request to save, carried out by a thread of this process."""
 
-    def __init__(self, request: Any) -> None:
-        """`request` is a megatron AsyncRequest; its planning is done."""
-        self.request = request
+    def __init__(self, request: Any, *, in_background: bool) -> None:
+        """`request` is a megatron AsyncRequest; its planning is done. At once: without a copy, written on return."""
+        self.request, self.in_background = request, in_background
         self.error: BaseException | None = None
         self._is_copied = threading.Event()
         self._thread = threading.Thread(target=self._run, name="save", daemon=True)
         self._thread.start()
+        if not in_background:
+            self._thread.join()
 
     def wait_until_copied(self) -> None:
         """Until the weights may change again."""
@@ -35,12 +37,10 @@ class PendingSave:
         """Wait for the files and make them a checkpoint. Collective.
 
         Raises:
-            OSError: a file could not be written, on this rank or another.
+            OSError: a file could not be written, on this rank or another; the same on all of them.
         """
         self._thread.join()
-        if self.error is not None:
-            raise self.error
-        dist.barrier()
+        raise_on_all(self.error)
         for finalize in self.request.finalize_fns:
             finalize()
 
@@ -49,13 +49,28 @@ class PendingSave:
             arguments = list(self.request.async_fn_args)
             if self.request.async_fn is None:  # nothing to write on this rank
                 return
-            arguments[1] = _copied(self.request.preload_fn() if self.request.preload_fn else arguments[1])
+            buckets = self.request.preload_fn() if self.request.preload_fn else arguments[1]
+            arguments[1] = _copied(buckets) if self.in_background else buckets
             self._is_copied.set()
             self.request.async_fn(*arguments, **self.request.async_fn_kwargs)
         except BaseException as error:  # raised by finish
             self.error = error
         finally:
             self._is_copied.set()
+
+
+def raise_on_all(error: BaseException | None) -> None:
+    """Where one rank has failed every rank raises, instead of waiting for it in the next collective. Collective.
+
+    Raises:
+        OSError: a rank has; says which and how.
+    """
+    own = None if error is None else f"{type(error).__name__}: {error}"
+    found: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, own)
+    for rank, what in enumerate(found):
+        if what is not None:
+            raise OSError(f"worker {rank} could not write its part of the checkpoint: {what}") from error
 
 
 def _copied(buckets: Any) -> list[Any]:

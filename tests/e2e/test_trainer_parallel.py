@@ -17,6 +17,7 @@ from benchmarks.trainer_cases import (
     relative_difference,
     run_jobs,
 )
+from slime_rl.trainer.torch_dist import TorchDistReader
 
 LIMIT = 1e-5
 STEPS = 5
@@ -24,6 +25,7 @@ STEPS = 5
 TERMS = ["--use-kl-loss", "--kl-loss-coef", "0.1", "--entropy-coef", "0.01", "--num-updates-per-rollout", "2"]
 # With the default 1e-8 Adam turns gradients that are nothing but rounding into whole steps.
 TERMS += ["--adam-eps", "1e-5"]
+OVERLAPPED = ["--megatron-overlap-grad-reduce", "--megatron-overlap-param-gather"]
 SPLITS = {
     "dp2": [],
     "tp2": ["--tensor-model-parallel-size", "2"],
@@ -36,7 +38,8 @@ SPLITS = {
         "2",
     ],
     "cp2": ["--context-parallel-size", "2"],
-    "dp2_overlapped": ["--megatron-overlap-grad-reduce", "--megatron-overlap-param-gather"],
+    "dp2_overlapped": OVERLAPPED,
+    "dp2_many_buckets": [*OVERLAPPED, "--megatron-bucket-size", "1000"],  # with padding between, as in large models
 }
 
 PPO = ["--advantage-estimator", "gae", "--critic-lr", "1e-3", "--kl-coef", "0.05"]
@@ -91,6 +94,9 @@ def double(folder: Path, single: dict[str, Outcome]) -> dict[str, Outcome]:
     jobs["ppo_critic_apart"] = make_job(folder, *PPO, "--critic-num-workers", "1", steps=slice(0, 2))
     for name in ("dp2", "tp2", "pp2"):
         jobs[f"resumed_{name}"] = make_job(folder, *SPLITS[name], workers=2, steps=slice(4, 5), load=saved)
+    buckets = SPLITS["dp2_many_buckets"]
+    jobs["buckets"] = make_job(folder, *buckets, workers=2, steps=slice(0, 4), save=folder / "buckets")
+    jobs["resumed_buckets"] = make_job(folder, *buckets, workers=2, steps=slice(4, 5), load=folder / "buckets")
     return dict(zip(jobs, run_jobs(list(jobs.values()), 2), strict=True))
 
 
@@ -134,6 +140,18 @@ def test_resumed_run_continues_exactly(single: dict[str, Outcome]) -> None:
     for name in ("train/loss", "train/grad_norm", "train/lr", "train/entropy"):
         assert resumed.metrics[0][name] == whole.metrics[4][name]
     assert all(torch.equal(resumed.weights[name], tensor) for name, tensor in whole.weights.items())
+
+
+def test_optimizer_state_is_saved_whole_where_gradients_are_reduced_in_many_buckets(
+    folder: Path, single: dict[str, Outcome], double: dict[str, Outcome]
+) -> None:
+    saved = TorchDistReader(folder / "buckets")
+    masters = {key: key.removeprefix("optimizer.state.param.") for key in saved.keys if ".state.param." in key}
+    assert len(masters) > 30
+    assert all(torch.equal(saved.read(key), saved.read(name)) for key, name in masters.items())
+    resumed, whole = double["resumed_buckets"], single["whole"]
+    assert resumed.metrics[0]["train/loss"] == pytest.approx(whole.metrics[4]["train/loss"], rel=LIMIT)
+    assert all(torch.allclose(resumed.weights[name], tensor, atol=1e-5) for name, tensor in whole.weights.items())
 
 
 @pytest.mark.parametrize("split", ["dp2", "tp2", "pp2"])

@@ -78,7 +78,7 @@ class StopsAtStepTwo(RolloutRecorder):
 
 
 def stopped(tmp_path: Path, *flags: str, in_training: bool = False) -> list[str]:
-    """What a run of 5 steps calls that is interrupted while it generates (or trains) its third step."""
+    """The saves of a run of 5 steps that is interrupted while it generates (or trains) its third step."""
     calls: list[str] = []
     config = make_config(tmp_path, "--num-steps", "5", *flags)
     taken = {"batch": None, "metrics": {}, "samples": [], "texts": []}
@@ -93,18 +93,57 @@ def stopped(tmp_path: Path, *flags: str, in_training: bool = False) -> list[str]
 
     cluster.actor = Recorder("", [], {"token_log": {}})
     cluster.actor.train = train_step
-    cluster.saver, quiet = Recorder("", [], {}), Recorder("", [], {})
+    cluster.saver, quiet = Recorder("saver.", calls, {"complete": 2}), Recorder("", [], {})
     run = Run(config, cluster, quiet, quiet, PhaseTimer(), SimpleNamespace(peak_gib=1.0))  # type: ignore[arg-type]
     with pytest.raises(KeyboardInterrupt):
         train(run)
-    return [call for call in calls if call.startswith("save")]
+    return [call for call in calls if call.startswith(("save(", "saver.c", "saver.w"))]
 
 
 def test_finished_steps_are_saved_when_the_run_is_ended_between_two_checkpoints(tmp_path: Path) -> None:
-    assert stopped(tmp_path, "--save-interval", "4") == ["save(2)"]
-    assert stopped(tmp_path, "--save-interval", "2") == ["save(2)"]  # once, as it was due
+    assert stopped(tmp_path, "--save-interval", "4") == ["save(2)", "saver.wait()"]
     assert stopped(tmp_path) == []  # this run keeps no checkpoints
-    assert stopped(tmp_path, "--save-interval", "4", in_training=True) == []  # the weights may be half updated
+
+
+@pytest.mark.parametrize("in_training", [False, True])
+def test_a_save_that_is_under_way_when_the_run_is_ended_is_made_whole(tmp_path: Path, in_training: bool) -> None:
+    saves = stopped(tmp_path, "--save-interval", "2", "--async-save", in_training=in_training)
+    assert saves == ["save(2)", "saver.complete()"]  # once, as it was due
+    saves = stopped(tmp_path, "--save-interval", "4", in_training=True)
+    assert saves == ["saver.complete()"], "no save of weights that may be half updated"
+
+
+def test_a_signal_that_waited_for_a_poll_loses_no_step(tmp_path: Path) -> None:
+    def poll() -> None:
+        raise KeyboardInterrupt
+
+    calls: list[str] = []
+    config = make_config(tmp_path, "--num-steps", "5", "--save-interval", "4")
+    cluster = Recorder("", calls, {"restore": 0, "sync_weights": {}})
+    cluster.training, cluster.critic = contextlib.nullcontext, None
+    cluster.rollout = Recorder("", [], {"take": {"batch": None, "metrics": {}, "samples": [], "texts": []}})
+    cluster.actor, cluster.saver, quiet = (Recorder("", [], {"train": {}, "token_log": {}}) for _ in range(3))
+    cluster.saver.poll = poll
+    run = Run(config, cluster, quiet, quiet, PhaseTimer(), SimpleNamespace(peak_gib=1.0))  # type: ignore[arg-type]
+    with pytest.raises(KeyboardInterrupt):
+        train(run)
+    assert calls[-1] == "save(1)"
+
+
+def test_a_run_that_ends_early_at_its_accuracy_saves_its_last_step(tmp_path: Path) -> None:
+    held, accuracies = write_prompts(tmp_path / "held.jsonl"), [0.1, 0.2, 0.6]
+    flags = ["--eval-prompt-data", "held", str(held), "--stop-at-eval-accuracy", "0.5", "--eval-interval", "1"]
+    config = make_config(tmp_path, "--num-steps", "9", "--save-interval", "4", *flags)
+    calls: list[str] = []
+    cluster = Recorder("", calls, {"restore": 0, "sync_weights": {}})
+    cluster.training, cluster.fault_metrics, cluster.critic = contextlib.nullcontext, dict, None
+    cluster.rollout = RolloutRecorder("", [], {"take": {"batch": None, "metrics": {}, "samples": [], "texts": []}})
+    cluster.rollout.wait = lambda _: ({"eval/held/accuracy": accuracies.pop(0)}, [])
+    cluster.actor, quiet = Recorder("", [], {"train": {}, "token_log": {}}), Recorder("", [], {})
+    cluster.saver = Recorder("saver.", calls, {})
+    run = Run(config, cluster, quiet, quiet, PhaseTimer(), SimpleNamespace(peak_gib=1.0))  # type: ignore[arg-type]
+    assert train(run) == 2
+    assert calls[-2:] == ["save(2)", "saver.wait()"]
 
 
 BEFORE = ["restore()", "sync_weights(0)", "weights_are(0)", "evaluate()", "waited"]

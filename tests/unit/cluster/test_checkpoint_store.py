@@ -73,6 +73,27 @@ def test_kill_at_any_point_of_a_save_leaves_a_whole_checkpoint(tmp_path: Path) -
     assert verify(first) > 0
 
 
+def test_a_kill_while_the_only_checkpoint_is_replaced_leaves_the_one_before(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=1)
+    only = store.write(meta(2), fill)
+    only.rename(tmp_path / "step_00000002.old.partial")
+    folder, found = find_checkpoint(tmp_path)
+    assert found.step == 2 and verify(folder) > 0
+
+
+def test_a_run_that_goes_back_keeps_its_own_checkpoints_beside_those_of_later_steps(tmp_path: Path) -> None:
+    """--load RUN_DIR/checkpoints/step_00000010 of a run that came to 30."""
+    store = CheckpointStore(tmp_path, keep=2)
+    for step in (10, 20, 30):
+        CheckpointStore(tmp_path, keep=9).write(meta(step), fill)
+    for step in (12, 14):
+        folder = store.write(meta(step), fill)
+        assert find_checkpoint(tmp_path) == (folder, meta(step))
+    assert sorted(int(p.name[-2:]) for p in tmp_path.glob("step_*")) == [12, 14, 20, 30]
+    store.write(meta(30), fill)
+    assert sorted(int(p.name[-2:]) for p in tmp_path.glob("step_*")) == [20, 30]
+
+
 def test_folders_beside_the_checkpoints_are_left_alone(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep=1)
     store.write(meta(1), fill)

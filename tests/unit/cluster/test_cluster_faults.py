@@ -87,7 +87,7 @@ def make(tmp_path: Path, *flags: str, answers: list[list[str]] | None = None) ->
     log: list[Any] = []
     cluster: Any = Cluster(make_config(tmp_path, *flags))
     cluster.engines, cluster.actor = Engines(log, answers or [["a", "b"]]), Trainers(log)
-    cluster.rollout, cluster.saver = Noting(log), Noting(log, newest=None)
+    cluster.rollout, cluster.saver = Noting(log), Noting(log, newest=None, poll=lambda: None)
     return cluster, log
 
 
@@ -172,6 +172,13 @@ def test_trainer_and_engines_take_turns(tmp_path: Path) -> None:
     ]
 
 
+def test_with_colocation_a_save_has_the_trainer_on_the_devices(tmp_path: Path) -> None:
+    """A run that is left while engines generate: offloaded weights are storages without a byte."""
+    cluster, log = make(tmp_path, "--colocate", "--device", "cpu")
+    cluster.save(3)
+    assert log == [("release", ["a", "b"]), ("onload",), ("save", 3)]
+
+
 def test_without_colocation_nothing_is_given_back(tmp_path: Path) -> None:
     cluster, log = make(tmp_path)
     with cluster.training():
@@ -183,12 +190,13 @@ def test_a_lost_trainer_takes_the_run_back_to_its_newest_checkpoint(tmp_path: Pa
     cluster, log = make(tmp_path, "--max-restarts", "2")
     cluster._loaded = (Path("/old/step_00000004"), 4)
     assert cluster.restart_trainers(TrainWorkerLost("train worker 0 has died")) == 4
-    assert [entry[0] for entry in log] == ["halt", "give_up", "restart", "load", "restore"]
+    assert [entry[0] for entry in log] == ["give_up", "halt", "restart", "load", "restore"]
     assert log[3:] == [("load", "/old/step_00000004/model"), ("restore", "/old/step_00000004/buffer.json", 4)]
     cluster.saver.__dict__["newest"] = (Path("/run/step_00000006"), 6)
     assert cluster.restart_trainers(TrainWorkerLost("train worker 0 has died")) == 6
     with pytest.raises(TrainWorkerLost, match="worker 1 has died; --max-restarts 2 allows no further restart"):
         cluster.restart_trainers(TrainWorkerLost("train worker 1 has died"))
+    assert log[-1] == ("give_up",), "a checkpoint that only lacks its checksums is made whole"
     assert cluster.fault_metrics()["faults/train_restarts"] == 2
     assert "train worker 0 has died; restarting" in (tmp_path / "run" / "logs" / "faults.log").read_text()
 
@@ -198,7 +206,7 @@ def test_the_loss_of_either_train_group_takes_both_back(tmp_path: Path) -> None:
     cluster.critic = Noting(log)
     cluster._loaded = (Path("/old/step_00000004"), 4)
     assert cluster.restart_trainers(TrainWorkerLost("critic worker 0 has died")) == 4
-    assert [entry[0] for entry in log] == ["halt", "give_up", "restart", "restart", "load", "load", "restore"]
+    assert [entry[0] for entry in log] == ["give_up", "halt", "restart", "restart", "load", "load", "restore"]
 
 
 def test_before_the_first_checkpoint_it_starts_over(tmp_path: Path) -> None:

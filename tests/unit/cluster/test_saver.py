@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from pathlib import Path
 
 import pytest
 
+from slime_rl.cluster import saver as module
 from slime_rl.cluster.checkpoint import CheckpointStore, verify
 from slime_rl.cluster.load_checks import check_loadable
 from slime_rl.cluster.saver import Saver
@@ -122,6 +124,57 @@ def test_failure_in_the_background_is_raised_and_leaves_the_one_before(tmp_path:
         saver.wait()
     assert steps(config) == [1]
     verify(CheckpointStore(config.checkpoint_dir, keep=1).latest()[0])
+
+
+class PollingBuffer:
+    """As in a run: whoever waits for the rollout side polls the saver."""
+
+    saver: Saver
+
+    def save(self, path: str) -> None:
+        self.saver.poll()
+        self.saver.wait()
+        Path(path).write_text("{}")
+
+
+def test_a_save_that_is_polled_while_its_buffer_is_written_holds_the_buffer(tmp_path: Path) -> None:
+    config, trainers, buffer = make_config(tmp_path, "--async-save"), Trainers(), PollingBuffer()
+    buffer.saver = Saver(config, trainers, buffer)
+    trainers.written = True
+    buffer.saver.save(3)
+    buffer.saver.wait()
+    folder = CheckpointStore(config.checkpoint_dir, keep=1).latest()[0]
+    assert (folder / "buffer.json").is_file() and verify(folder) > 0
+
+
+def test_a_save_under_way_is_made_whole_when_the_run_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, trainers = make_config(tmp_path, "--async-save"), Trainers()
+    saver = Saver(config, trainers, Buffer())
+    assert saver.complete() is None, "none is under way"
+    saver.save(3)
+    assert saver.complete() == 3
+    assert steps(config) == [3] and saver.complete() is None
+    saver.save(4)
+    trainers.error = OSError("no space left on device")
+    with pytest.raises(OSError, match="no space left"):
+        saver.complete()
+    trainers.error = None
+    saver.save(5)
+    ended = threading.Event()
+    monkeypatch.setattr(trainers, "finish_save", ended.wait)  # they are stuck in a step
+    monkeypatch.setattr(module, "_LEAVING_S", 0.1)
+    with pytest.raises(TimeoutError, match=r"the trainers did not end their step within 0\.1 s"):
+        saver.complete()
+    ended.set()
+    assert steps(config) == [3]
+
+
+def test_a_model_folder_that_is_gone_takes_no_checkpoint_away(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    saver = Saver(config, Trainers(), Buffer())
+    shutil.rmtree(tmp_path / "model")
+    saver.save(3)
+    assert CheckpointStore(config.checkpoint_dir, keep=1).latest()[1].model_type == "llama"
 
 
 def test_exports_along_the_way_and_once_at_the_end(tmp_path: Path) -> None:

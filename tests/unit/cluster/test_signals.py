@@ -4,10 +4,42 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import pytest
 
-from slime_rl.cluster.signals import Terminated, signal_behind
+from slime_rl.cluster.signals import Terminated, leave_on_signals, signal_behind, signals_held
+
+
+@pytest.fixture
+def leaving() -> Iterator[None]:
+    """This process has the handlers of a run."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)}
+    leave_on_signals()
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("leaving")
+def test_a_signal_waits_for_the_end_of_what_must_not_be_broken_off() -> None:
+    done = []
+    with pytest.raises(Terminated), signals_held():
+        with signals_held():
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGINT)
+            done.append("inner")
+        done.append("outer")
+    assert done == ["inner", "outer"]
+
+
+@pytest.mark.usefixtures("leaving")
+def test_a_signal_counts_before_an_error_of_the_same_block() -> None:
+    with pytest.raises(Terminated) as caught, signals_held():
+        signal.raise_signal(signal.SIGTERM)
+        raise ValueError("a worker is lost, which would start it anew")
+    assert isinstance(caught.value.__context__, ValueError)
+
 
 PROGRAM = """
 import signal, sys, time

@@ -34,6 +34,7 @@ def make_groups(tmp_path: Path, log: list[Any], *flags: str) -> tuple[TrainGroup
     policy, critic = TrainGroup.__new__(TrainGroup), CriticGroup.__new__(CriticGroup)
     for group, name, ranks in ((policy, "p", [0, 0, 1, 1]), (critic, "c", [0, 1])):
         group.config, group.pulses, group.data_parallel_ranks, group._planning = config, [], ranks, []
+        group._failed_save = None
         group.actors = [Actor(f"{name}{i}", log) for i in range(len(ranks))]
     critic.policy = policy
     return policy, critic
@@ -109,3 +110,43 @@ def test_what_fails_in_planning_is_raised_before_the_next_step(tmp_path: Path, m
     with pytest.raises(OSError, match="no space"):
         policy.train(4, BATCH)
     assert not any("train" in call[0] for call in log)
+    for another in (policy.finish_save, lambda: policy.begin_save("folder", 4), lambda: policy.save("folder", 4)):
+        with pytest.raises(OSError, match="no space"):  # workers may wait for each other in the one that failed
+            another()
+    assert [call[0] for call in log] == [f"p{i}.begin_save" for i in range(4)]
+
+
+def test_with_colocation_a_failed_plan_is_raised_before_engines_get_their_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Worker 0, which talks to the engines, would wait for the one that failed, and the run for it."""
+    log: list[tuple[Any, ...]] = []
+    policy, _ = make_groups(tmp_path, log)
+
+    def fail(calls: list[Any], _: Any) -> None:
+        raise OSError(f"{calls[0].reference} failed")
+
+    monkeypatch.setattr(module, "collect", fail)
+    policy.begin_save("folder", 3)
+    with pytest.raises(OSError, match=r"p0\.begin_save failed"):
+        policy.change_engine_memory("resume_weights", ["url"], {})
+    assert log[-1][0] == "p3.begin_save"
+
+
+def test_a_plan_that_a_signal_broke_the_waiting_for_is_waited_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log: list[tuple[Any, ...]] = []
+    waited: list[list[str]] = []
+    policy, _ = make_groups(tmp_path, log)
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "collect", interrupted)
+    policy.begin_save("folder", 3)
+    with pytest.raises(KeyboardInterrupt):
+        policy.train(3, BATCH)
+    monkeypatch.setattr(module, "collect", lambda calls, _: waited.append([c.reference for c in calls]))
+    policy.finish_save()
+    assert waited == [[f"p{i}.begin_save" for i in range(4)], [f"p{i}.finish_save" for i in range(4)]]

@@ -370,6 +370,46 @@ def test_background_save_holds_the_weights_of_its_moment_and_resumes_exactly(mod
         assert [m[name] for m in resumed] == [m[name] for m in whole]
 
 
+@pytest.mark.parametrize("file", ["random_0.pt", "__0_0.distcp"])
+def test_a_disk_without_room_is_an_error_that_names_it(model_path: Path, tmp_path: Path, file: str) -> None:
+    for name in ("sync", "async"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).symlink_to("/dev/full")
+    message = "worker 0 could not write its part of the checkpoint: OSError.*No space left on device"
+    with open_worker(make_config(model_path)) as worker:
+        worker.train(0, make_batch())
+        with pytest.raises(OSError, match=message):
+            worker.save(tmp_path / "sync", 1, {})
+        with pytest.raises(OSError, match=message):
+            worker.begin_save(tmp_path / "async", 1, {})
+            worker.train(1, make_batch(1))
+            worker.finish_save()
+        worker.save(tmp_path / "again", 1, {})
+    assert (tmp_path / "again" / "metadata.json").is_file()
+
+
+def _fail_on_rank_1(rank: int, rendezvous: Path) -> None:
+    import torch.distributed as dist
+
+    from slime_rl.trainer.pending_save import raise_on_all
+
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+    raise_on_all(None)
+    try:
+        raise_on_all(OSError("no room") if rank == 1 else None)
+    except OSError as error:
+        (rendezvous.parent / f"rank_{rank}").write_text(str(error))
+    dist.destroy_process_group()
+
+
+def test_where_one_worker_could_not_write_all_raise(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(_fail_on_rank_1, (tmp_path / "rendezvous",), nprocs=2)
+    said = {path.name: path.read_text() for path in tmp_path.glob("rank_*")}
+    assert said == {
+        f"rank_{i}": "worker 1 could not write its part of the checkpoint: OSError: no room" for i in (0, 1)
+    }
+
+
 def test_the_optimizer_state_of_a_save_is_what_megatron_gathers(model_path: Path) -> None:
     with open_worker(make_config(model_path)) as worker:
         from megatron.core.dist_checkpointing.dict_utils import nested_values
