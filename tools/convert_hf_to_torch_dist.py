@@ -19,6 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from slime_rl.cluster.checkpoint import CheckpointMeta, CheckpointStore, hold_folder, model_identity, read_model_config
+from slime_rl.cluster.folders import check_writable, told
 from slime_rl.config.model_folder import check_model_files
 
 
@@ -43,6 +44,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.num_workers < 1:
             raise ValueError(f"--num-workers must be > 0, got {args.num_workers}")
         check_empty(args.save)
+        check_writable("--save", args.save)
         check_model_files("--hf-checkpoint", args.hf_checkpoint, needs_tokenizer=False)
         from slime_rl.trainer.convert import conversion_config, hf_to_torch_dist
 
@@ -64,7 +66,8 @@ def main(argv: list[str] | None = None) -> int:
                 meta, lambda aside: counts.append(hf_to_torch_dist(config, aside, args.num_workers))
             )
     except (ValueError, OSError) as error:
-        print(f"convert_hf_to_torch_dist: {error}", file=sys.stderr)
+        message = told(error, "--save", args.save) if isinstance(error, OSError) else error
+        print(f"convert_hf_to_torch_dist: {message}", file=sys.stderr)
         return 2
     print(f"{folder}: {counts[0]:,} parameters; a run starts from it with --load {args.save} --finetune")
     return 0

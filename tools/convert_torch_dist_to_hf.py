@@ -18,6 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from slime_rl.cluster.checkpoint import find_model_folder
+from slime_rl.cluster.folders import check_writable, told
 from slime_rl.config.checks import check_model_folder, check_positive
 
 
@@ -57,6 +58,7 @@ def main(argv: list[str] | None = None) -> int:
         check_output(
             args.output_dir, args.force, {"--input-dir": args.input_dir, "--origin-hf-dir": args.origin_hf_dir}
         )
+        check_writable("--output-dir", args.output_dir)
         model_dir, carried = find_model_folder(args.input_dir, "--input-dir")
         check_output(
             args.output_dir, args.force, {"files of --input-dir": model_dir, "the model of --input-dir": carried}
@@ -76,7 +78,8 @@ def main(argv: list[str] | None = None) -> int:
             shard_bytes=int(args.shard_size_gb * 1e9),
         )
     except (ValueError, OSError) as error:
-        print(f"convert_torch_dist_to_hf: {error}", file=sys.stderr)
+        message = told(error, "--output-dir", args.output_dir) if isinstance(error, OSError) else error
+        print(f"convert_torch_dist_to_hf: {message}", file=sys.stderr)
         return 2
     print(f"{args.output_dir}: {count:,} parameters from {model_dir}")
     return 0

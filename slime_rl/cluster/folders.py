@@ -46,6 +46,11 @@ def check_writable(flag: str, folder: Path) -> None:
         raise ValueError(f"{flag} must be a folder that can be written to, got {folder}: {error.strerror}") from error
 
 
+def told(error: OSError, flag: str, folder: Path) -> str:
+    """What the system says, with the flag of the folder that is written to where it names no file (a full disk)."""
+    return str(error) if error.filename is not None else f"{flag} {folder}: {error.strerror or error}"
+
+
 def output_folders(config: Config) -> dict[str, Path]:
     """By flag, the folders that this run writes to. Of a cluster elsewhere only the run folder is known here."""
     folders = {"--run-dir": config.run_dir}

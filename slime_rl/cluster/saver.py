@@ -9,7 +9,9 @@ run waits for what is done at once.
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +79,14 @@ class Saver:
         if self._error is not None:
             error, self._error = self._error, None
             raise error
+        self.finish_if_written()
+
+    def finish_if_written(self) -> bool:
+        """Have the trainers finish the save if they have written it; whether they are done with all saves."""
         if self._writing is not None and all(group.save_is_written() for group in self.groups):
             with signals_held():
                 self._finish()
+        return self._writing is None
 
     def wait(self) -> None:
         """Until no save is under way; raises what went wrong with it."""
@@ -94,7 +101,7 @@ class Saver:
     def complete(self) -> int | None:
         """The run is being left: its finished steps in the save that was under way, if it could be made whole.
 
-        Trainers may be in the middle of a step; they are waited for, but not for long.
+        Its files are waited for; trainers that do not answer, since they are in the middle of a step, not for long.
 
         Raises:
             OSError, TimeoutError: what went wrong with it.
@@ -102,9 +109,10 @@ class Saver:
         if self._writing is None and self._finishing is None:
             return None
         waiting = _Waiting(self)
-        waiting.join(_LEAVING_S)
-        if waiting.is_alive():
-            raise TimeoutError(f"the trainers did not end their step within {_LEAVING_S:g} s")
+        while waiting.is_alive():
+            waiting.join(0.1)
+            if time.monotonic() - waiting.heard_at > _LEAVING_S:
+                raise TimeoutError(f"the trainers did not end their step within {_LEAVING_S:g} s")
         if waiting.error is not None:
             raise waiting.error
         assert self.newest is not None
@@ -154,16 +162,24 @@ def _read_model(config: Config) -> dict[str, Any]:
 
 
 class _Waiting(threading.Thread):
-    """`Saver.wait` in a thread that can be given up; `error` is what it raised."""
+    """`Saver.wait` in a thread that can be given up; `error` is what it raised.
+
+    `heard_at` is when the trainers have answered last, by `time.monotonic`; infinite once they are not needed.
+    """
 
     def __init__(self, saver: Saver) -> None:
         super().__init__(name="complete-save", daemon=True)
         self.saver = saver
         self.error: Exception | None = None
+        self.heard_at = time.monotonic()
         self.start()
 
     def run(self) -> None:
         try:
+            while not self.saver.finish_if_written():
+                self.heard_at = time.monotonic()
+                time.sleep(0.1)
+            self.heard_at = math.inf
             self.saver.wait()
         except Exception as error:
             self.error = error

@@ -152,6 +152,8 @@ def test_a_save_under_way_is_made_whole_when_the_run_is_left(tmp_path: Path, mon
     saver = Saver(config, trainers, Buffer())
     assert saver.complete() is None, "none is under way"
     saver.save(3)
+    monkeypatch.setattr(module, "_LEAVING_S", 0.1)
+    threading.Timer(0.5, lambda: setattr(trainers, "written", True)).start()  # they answer, and write for longer
     assert saver.complete() == 3
     assert steps(config) == [3] and saver.complete() is None
     saver.save(4)
@@ -162,7 +164,6 @@ def test_a_save_under_way_is_made_whole_when_the_run_is_left(tmp_path: Path, mon
     saver.save(5)
     ended = threading.Event()
     monkeypatch.setattr(trainers, "finish_save", ended.wait)  # they are stuck in a step
-    monkeypatch.setattr(module, "_LEAVING_S", 0.1)
     with pytest.raises(TimeoutError, match=r"the trainers did not end their step within 0\.1 s"):
         saver.complete()
     ended.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from benchmarks.hf_parity import same_weights
 from benchmarks.tiny_models import SHAPE, make_checkpoint, make_named
 from slime_rl.cluster.checkpoint import hold_folder
+from slime_rl.cluster.folders import told
 from slime_rl.trainer.convert_part import run_workers
 from tools import compare_checkpoints, convert_hf_to_torch_dist, convert_torch_dist_to_hf
 
@@ -236,3 +238,23 @@ def test_model_of_a_plugin_is_converted(tmp_path: Path) -> None:
     assert to_hf(tmp_path / "dist", tmp_path / "out", *flags) == 0
     assert same_weights(tmp_path / "hf", tmp_path / "out")
     assert compare_checkpoints.main([str(tmp_path / "dist"), str(tmp_path / "out"), *flags]) == 0
+
+
+def test_a_folder_that_cannot_be_written_to_is_named_with_its_flag(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_named(tmp_path / "hf", "GLM-4")
+    (tmp_path / "hf" / "tokenizer.json").write_text("{}")
+    (tmp_path / "file").write_text("x")
+    assert to_dist(tmp_path / "hf", tmp_path / "file" / "x") == 2
+    assert "--save must be a folder, or be inside one" in capsys.readouterr().err
+    assert to_dist(tmp_path / "hf", tmp_path / "dist") == 0
+    assert to_hf(tmp_path / "dist", tmp_path / "file" / "x") == 2
+    assert "--output-dir must be a folder, or be inside one" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_told_with_the_flag_of_the_output() -> None:
+    error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert told(error, "--save", Path("out")) == "--save out: No space left on device"
+    missing = FileNotFoundError(errno.ENOENT, "No such file or directory", "in/x")
+    assert "'in/x'" in told(missing, "--save", Path("out"))
