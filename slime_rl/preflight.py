@@ -39,6 +39,7 @@ from slime_rl.engine.arguments import (
 from slime_rl.engine.device import engine_device
 from slime_rl.observability.external_trackers import check_trackers
 from slime_rl.observability.run_record import changed_flags
+from slime_rl.observability.tracker import check_tensorboard
 from slime_rl.plan.machine import check_gpus, check_processes
 from slime_rl.plan.plan import find_lengths, find_site, make_plan, shape_problems
 from slime_rl.plan.shape import read_shape
@@ -178,8 +179,9 @@ def _context(config: Config) -> str | None:
 
 
 def _trackers(config: Config) -> str | None:
+    check_tensorboard(config)
     check_trackers(config)
-    return ", ".join(config.logging.trackers) or "metrics.jsonl"
+    return ", ".join(["metrics.jsonl", *["TensorBoard"] * config.logging.tensorboard, *config.logging.trackers])
 
 
 def _checkpoint(config: Config) -> str | None:

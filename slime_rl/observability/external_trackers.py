@@ -2,7 +2,7 @@
 
 Each is one small class around an optional package, which is imported when it is asked for. Where its server is and how
 to log in are the package's own settings (WANDB_*, MLFLOW_TRACKING_URI, TRACKIO_*). A run that is resumed goes on in the
-same entry there: its id is kept in RUN_DIR/trackers.json.
+same entry there: its id is kept in RUN_DIR/trackers.json. One that fails is marked as failed.
 """
 
 from __future__ import annotations
@@ -12,38 +12,88 @@ import importlib
 import json
 import math
 import re
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 from slime_rl.config import Config
+from slime_rl.observability.background import InBackground
 from slime_rl.observability.metrics import find_metric
 
 IDS_FILE = "trackers.json"
+SERVER_TIMEOUT_S = 20.0
 
 
-def _package(name: str, extra: str) -> ModuleType:
+def _package(name: str, tracker: str) -> ModuleType:
     """An optional package.
 
     Raises:
-        ValueError: it is not installed; names the extra to install.
+        ValueError: it is not installed; says how to install it.
     """
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ValueError(
-            f"--trackers {extra} needs the package {name}: pip install 'slime_rl[{extra}]' ({error})"
-        ) from error
+        raise ValueError(f"--trackers {tracker} needs the package {name}: pip install {name} ({error})") from error
 
 
 def check_trackers(config: Config) -> None:
-    """Import what --trackers names, before anything starts.
+    """Import what --trackers names and see whether it can log in, before anything starts.
 
     Raises:
-        ValueError: an unknown name or a package that is not installed.
+        ValueError: a package that is not installed, nobody logged in, a server that does not answer.
     """
     for name in config.logging.trackers:
         _package(PACKAGES[name], name)
+        if name in CHECKS:
+            _told(name, CHECKS[name])
+
+
+def _told(name: str, call: Callable[[], Any]) -> Any:
+    """`call()`, whose errors name the flag.
+
+    Raises:
+        ValueError: whatever went wrong.
+    """
+    try:
+        return call()
+    except Exception as error:  # each package has kinds of its own
+        if isinstance(error, ValueError) and str(error).startswith("--"):
+            raise  # one of ours
+        raise ValueError(f"--trackers {name}: {' '.join(str(error).split())} ({type(error).__name__})") from error
+
+
+def _check_wandb() -> None:
+    """Asks for a key where there is a terminal. Engines take minutes to start; without a key they start for nothing."""
+    wandb: Any = _package("wandb", "wandb")
+    if wandb.setup().settings.mode not in ("online", "shared"):
+        return
+    try:
+        wandb.login()
+    except wandb.errors.UsageError as error:
+        raise ValueError(
+            f"--trackers wandb: {error} Or set WANDB_API_KEY, or WANDB_MODE=offline to keep its files in the run folder"
+        ) from error
+
+
+def _check_mlflow() -> None:
+    """The package itself tries for minutes to reach a server that is not there."""
+    mlflow: Any = _package("mlflow", "mlflow")
+    address = str(mlflow.get_tracking_uri())
+    if address.startswith(("http://", "https://")):
+        try:
+            urllib.request.urlopen(f"{address.rstrip('/')}/health", timeout=SERVER_TIMEOUT_S).close()
+        except urllib.error.HTTPError:
+            pass  # somebody is there
+        except OSError as error:
+            raise ValueError(f"--trackers mlflow: MLFLOW_TRACKING_URI {address} does not answer: {error}") from error
+    else:
+        mlflow.MlflowClient().search_experiments(max_results=1)
+
+
+CHECKS: dict[str, Callable[[], None]] = {"wandb": _check_wandb, "mlflow": _check_mlflow}
 
 
 class WandbTracker:
@@ -66,8 +116,8 @@ class WandbTracker:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log({"step": step, **metrics})
 
-    def close(self) -> None:
-        self._run.finish()
+    def close(self, failed: bool = False) -> None:
+        self._run.finish(exit_code=int(failed))
 
 
 class MlflowTracker:
@@ -87,8 +137,8 @@ class MlflowTracker:
         values = {re.sub(r"[^\w\-./ ]", "_", n): float(v) for n, v in metrics.items() if math.isfinite(v)}
         self._mlflow.log_metrics(values, step=step)
 
-    def close(self) -> None:
-        self._mlflow.end_run()
+    def close(self, failed: bool = False) -> None:
+        self._mlflow.end_run("FAILED" if failed else "FINISHED")
 
 
 class TrackioTracker:
@@ -109,7 +159,7 @@ class TrackioTracker:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)
 
-    def close(self) -> None:
+    def close(self, failed: bool = False) -> None:
         self._run.finish()
 
 
@@ -134,7 +184,7 @@ class PrometheusTracker:
         for name, value in {"step": step, **metrics}.items():
             self._gauge(name).labels(**self._labels).set(float(value))
 
-    def close(self) -> None:
+    def close(self, failed: bool = False) -> None:
         self._server.shutdown()
         self._server.server_close()
 
@@ -161,13 +211,14 @@ TRACKERS: dict[str, Callable[[Config, str | None], Any]] = {
     "trackio": TrackioTracker,
     "prometheus": PrometheusTracker,
 }
+AT_ONCE = ("prometheus",)  # logs to this process; the others may be slow, or away
 
 
 def open_trackers(config: Config, *, resume: bool) -> list[Any]:
     """The trackers of --trackers; those already open are closed when one fails.
 
     Raises:
-        ValueError: a package that is not installed, or an address that cannot be used.
+        ValueError: a package that is not installed, an address that cannot be used, whatever the package says.
     """
     config.run_dir.mkdir(parents=True, exist_ok=True)
     path = config.run_dir / IDS_FILE
@@ -175,10 +226,11 @@ def open_trackers(config: Config, *, resume: bool) -> list[Any]:
     opened: dict[str, Any] = {}
     try:
         for name in config.logging.trackers:
-            opened[name] = TRACKERS[name](config, ids.get(name))
+            make = partial(_told, name, partial(TRACKERS[name], config, ids.get(name)))
+            opened[name] = make() if name in AT_ONCE else InBackground(name, make)
     except BaseException:
         for tracker in opened.values():
-            tracker.close()
+            tracker.close(failed=True)
         raise
     if opened:
         path.write_text(json.dumps({name: tracker.run_id for name, tracker in opened.items()}) + "\n")

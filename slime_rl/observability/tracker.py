@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import importlib.util
 import json
 import math
 import os
@@ -31,7 +32,9 @@ class Tracker(Protocol):
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self, failed: bool = False) -> None:
+        """`failed`: the run has ended with an error."""
+        ...
 
 
 class JsonlTracker:
@@ -48,6 +51,8 @@ class JsonlTracker:
         if resume_step is not None and path.exists():
             kept = [line for line in read_jsonl(path) if _stays(line, resume_step)]
         self._file = _rewrite(path, kept)
+        self.kept_evaluation = [line for line in kept if line["step"] == resume_step]
+        """Lines of evaluation of the weights that the run continues from."""
         self._offset_s = max((float(line.get("time_s") or 0.0) for line in kept), default=0.0)
         self._start = time.monotonic()
 
@@ -57,7 +62,7 @@ class JsonlTracker:
         self._file.write(json.dumps({"step": step, "time_s": elapsed, **values}) + "\n")
         self._file.flush()
 
-    def close(self) -> None:
+    def close(self, failed: bool = False) -> None:
         self._file.close()
 
 
@@ -97,28 +102,34 @@ class SampleWriter:
         self._file.close()
 
 
-class TensorBoardTracker:
-    """TensorBoard events; on resume, points from `resume_step` on are purged.
+def check_tensorboard(config: Config) -> None:
+    """Before anything starts.
 
     Raises:
-        ValueError: no TensorBoard writer is installed.
+        ValueError: --tensorboard without the package; says how to install it.
     """
+    if config.logging.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise ValueError("--tensorboard needs the package tensorboard: pip install tensorboard")
 
-    def __init__(self, folder: Path, resume_step: int | None = None) -> None:
-        try:
-            writer = importlib.import_module("torch.utils.tensorboard").SummaryWriter
-        except ImportError as error:
-            raise ValueError(
-                f"--tensorboard needs the package tensorboard: pip install tensorboard ({error})"
-            ) from error
+
+class TensorBoardTracker:
+    """TensorBoard events; on resume, points from `resume_step` on are purged, and those of `kept` written again."""
+
+    def __init__(
+        self, folder: Path, resume_step: int | None = None, kept: Sequence[Mapping[str, float | None]] = ()
+    ) -> None:
+        writer = importlib.import_module("torch.utils.tensorboard").SummaryWriter
         self._writer: Any = writer(log_dir=str(folder), purge_step=resume_step)
+        for line in kept:
+            values = {name: value for name, value in line.items() if name.startswith("eval/") and value is not None}
+            self.log(int(line["step"] or 0), values)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
             self._writer.add_scalar(name, float(value), step)
         self._writer.flush()
 
-    def close(self) -> None:
+    def close(self, failed: bool = False) -> None:
         self._writer.close()
 
 
@@ -158,17 +169,17 @@ class Trackers:
         if self._samples is not None:
             self._samples.write(step, samples, texts, token_log, kind)
 
-    def close(self) -> None:
+    def close(self, failed: bool = False) -> None:
         for tracker in self._trackers:
-            tracker.close()
+            tracker.close(failed)
         if self._samples is not None:
             self._samples.close()
 
     def __enter__(self) -> Trackers:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        self.close(failed=kind is not None)
 
 
 def make_trackers(config: Config, resume_step: int | None = None) -> Trackers:
@@ -181,9 +192,10 @@ def make_trackers(config: Config, resume_step: int | None = None) -> Trackers:
     folder = config.run_dir
     folder.mkdir(parents=True, exist_ok=True)
     write_config(config, folder / CONFIG_FILE)
-    trackers: list[Tracker] = [JsonlTracker(folder / METRICS_FILE, resume_step)]
+    lines = JsonlTracker(folder / METRICS_FILE, resume_step)
+    trackers: list[Tracker] = [lines]
     if config.logging.tensorboard:
-        trackers.append(TensorBoardTracker(folder / "tensorboard", resume_step))
+        trackers.append(TensorBoardTracker(folder / "tensorboard", resume_step, lines.kept_evaluation))
     trackers += open_trackers(config, resume=resume_step is not None)
     samples = None
     if config.logging.log_samples > 0:

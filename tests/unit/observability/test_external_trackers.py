@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import math
+import os
 import socket
 import sqlite3
+import struct
+import subprocess
+import sys
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,19 +58,81 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
             open_trackers(config, resume=False)
 
 
-def test_wandb_offline_goes_on_in_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def wandb_records(path: Path) -> Iterator[Any]:
+    """What an offline file of W&B holds: protocol buffers in LevelDB's log format, blocks of 32 KiB."""
+    from wandb.proto import wandb_internal_pb2
+
+    content, at, whole = path.read_bytes(), 7, b""
+    while at + 7 <= len(content):
+        if (left := 32768 - at % 32768) < 7:
+            at += left
+            continue
+        length, kind = struct.unpack("<HB", content[at + 4 : at + 7])
+        whole += content[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # all of a record, or its last part
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(whole)
+            yield record
+            whole = b""
+
+
+def wandb_lines(records: list[Any]) -> list[dict[str, Any]]:
+    items = [record.history.item for record in records if record.WhichOneof("record_type") == "history"]
+    lines = [{item.key or item.nested_key[0]: json.loads(item.value_json) for item in line} for line in items]
+    return [{name: value for name, value in line.items() if name[0] != "_"} for line in lines]
+
+
+def test_wandb_offline_keeps_values_and_goes_on_in_the_same_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB__SERVICE_WAIT", "300")
-    config = make_config(tmp_path, "--trackers", "wandb", "--tracker-project", "tests")
+    config = make_config(tmp_path, "--trackers", "wandb", "--tracker-project", "tests", "--lr", "0.5")
+    check_trackers(config)  # no key is needed
     first = open_trackers(config, resume=False)[0]
     log_steps(first, STEPS)
     again = open_trackers(config, resume=True)[0]
-    log_steps(again, {1: {"train/loss": 1.0}})
+    again.log(2, {"train/loss": 1.0})
+    again.close(failed=True)
     assert again.run_id == first.run_id
-    written = list(config.run_dir.glob("wandb/offline-run-*/*.wandb"))
-    assert written and all(b"train/loss" in path.read_bytes() for path in written)
+    files = sorted(config.run_dir.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime)
+    before, after = (list(wandb_records(path)) for path in files)
+    assert [line["step"] for line in wandb_lines(before)] == [0, 1] and wandb_lines(before)[0] == {
+        "step": 0,
+        **STEPS[0],
+    }
+    assert math.isnan(wandb_lines(before)[1]["train/lr"])
+    assert wandb_lines(after) == [{"step": 2, "train/loss": 1.0}]
+    run = next(record.run for record in before if record.WhichOneof("record_type") == "run")
+    settings = {update.key: update.value_json for update in run.config.update}
+    assert (run.project, run.display_name, settings["lr"]) == ("tests", "run", "0.5")
+    assert [record.exit.exit_code for record in (before[-1], after[-1])] == [0, 1]
+
+
+def test_wandb_without_a_key_is_told_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    environment = {
+        **os.environ,
+        "HOME": str(tmp_path),
+        "NETRC": str(tmp_path / "none"),
+        "WANDB_CONFIG_DIR": str(tmp_path),
+    }
+    code = "from slime_rl.observability.external_trackers import CHECKS; CHECKS['wandb']()"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert "ValueError: --trackers wandb: No API key configured" in done.stderr
+    assert "WANDB_MODE=offline" in done.stderr
 
 
 def test_mlflow_keeps_values_by_step_over_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,13 +144,31 @@ def test_mlflow_keeps_values_by_step_over_a_resume(tmp_path: Path, monkeypatch: 
     first = open_trackers(config, resume=False)[0]
     log_steps(first, STEPS)
     again = open_trackers(config, resume=True)[0]
-    log_steps(again, {2: {"train/loss": 1.0}})
+    again.log(2, {"train/loss": 1.0, "mine/odd (x)": 1.0})
+    again.close(failed=True)
     assert again.run_id == first.run_id
     with sqlite3.connect(database) as connection:
         rows = connection.execute("select step, value from metrics where key = 'train/loss' order by step").fetchall()
         seed = connection.execute("select value from params where key = 'seed'").fetchall()
+        runs = connection.execute("select name, status from runs").fetchall()
+        names = {name for (name,) in connection.execute("select key from metrics")}
+    assert runs == [("run", "FAILED")]
+    assert names == {"train/loss", "eval/held out/accuracy", "mine/odd _x_"}
     assert rows == [(0, 2.0), (1, 1.5), (2, 1.0)]
     assert seed == [("1234",)]
+
+
+def test_an_mlflow_server_that_is_away_is_told_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    config = make_config(tmp_path, "--trackers", "mlflow")
+    with pytest.raises(ValueError, match=r"--trackers mlflow: .*http://127\.0\.0\.1:9 does not answer"):
+        check_trackers(config)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "odd://nothing")
+    with pytest.raises(ValueError, match=r"--trackers mlflow: .*odd"):
+        check_trackers(config)
 
 
 def test_trackio_writes_its_local_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,15 +176,19 @@ def test_trackio_writes_its_local_database(tmp_path: Path, monkeypatch: pytest.M
     pytest.importorskip("trackio")
     config = make_config(tmp_path, "--trackers", "trackio", "--tracker-run", "one")
     log_steps(open_trackers(config, resume=False)[0], STEPS)
+    log_steps(open_trackers(config, resume=True)[0], {2: {"train/loss": 1.0}})
     with sqlite3.connect(next((tmp_path / "trackio").glob("*.db"))) as connection:
         rows = connection.execute("select run_name, step, metrics from metrics order by step").fetchall()
-    assert [(name, step) for name, step, _ in rows] == [("one", 0), ("one", 1)]
-    assert "2.0" in str(rows[0][2])
+        runs = connection.execute("select count(distinct run_id) from metrics").fetchone()
+        settings = json.loads(connection.execute("select config from configs").fetchone()[0])
+    assert [(name, step) for name, step, _ in rows] == [("one", 0), ("one", 1), ("one", 2)] and runs == (1,)
+    assert json.loads(rows[0][2]) == STEPS[0] and json.loads(rows[1][2]) == {"train/loss": 1.5, "train/lr": "NaN"}
+    assert settings["seed"] == 1234
 
 
 def test_a_missing_package_is_named_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(external_trackers.PACKAGES, "wandb", "no_such_package")
-    with pytest.raises(ValueError, match=r"--trackers wandb needs .*pip install 'slime_rl\[wandb\]'"):
+    with pytest.raises(ValueError, match="--trackers wandb needs the package no_such_package: pip install"):
         check_trackers(make_config(tmp_path, "--trackers", "wandb"))
 
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import json
 import math
 from pathlib import Path
@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 from factories import make_config
 
-from slime_rl.observability.tracker import JsonlTracker, SampleWriter, TensorBoardTracker, make_trackers, read_jsonl
+from slime_rl.observability.tracker import (
+    JsonlTracker,
+    SampleWriter,
+    TensorBoardTracker,
+    check_tensorboard,
+    make_trackers,
+    read_jsonl,
+)
 from slime_rl.types import Sample, Status
 
 
@@ -138,10 +145,26 @@ def test_tensorboard_gets_the_same_numbers(tmp_path: Path) -> None:
     assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(0, 0.5), (1, 0.25)]
 
 
-def test_missing_tensorboard_names_flag_and_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> None:
-        raise ModuleNotFoundError(f"No module named {name!r}")
+def test_tensorboard_keeps_the_evaluation_that_a_resumed_run_goes_on_from(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    monkeypatch.setattr(importlib, "import_module", missing)
+    config = make_config(tmp_path, "--tensorboard")
+    with make_trackers(config) as trackers:
+        trackers.log(0, {"train/loss": 3.0})
+        trackers.log(1, {"eval/test/accuracy": 0.5, "eval/test/odd": math.nan})
+        trackers.log(1, {"train/loss": 2.0})
+    with make_trackers(config, resume_step=1) as trackers:
+        trackers.log(1, {"train/loss": 1.0})
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    found = {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    assert found["eval/test/accuracy"] == [(1, 0.5)]
+    assert found["train/loss"] == [(0, 3.0), (1, 1.0)]
+
+
+def test_missing_tensorboard_names_flag_and_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="--tensorboard needs the package tensorboard: pip install tensorboard"):
-        TensorBoardTracker(tmp_path)
+        check_tensorboard(make_config(tmp_path, "--tensorboard"))
+    check_tensorboard(make_config(tmp_path))
