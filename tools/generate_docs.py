@@ -56,8 +56,8 @@ TRACKERS = """
 Several may be named (`--trackers wandb prometheus`); `--tracker-project` and `--tracker-run` say under which names.
 Each needs its package (`pip install wandb`, …). Without it, without a key for Weights & Biases, or where MLflow's
 server does not answer, the run is refused before anything starts. Later on a tracker neither keeps a run waiting nor
-ends it: what it does not take is told once. A run that is continued goes on in the same entry (`RUN_DIR/trackers.json`),
-one that fails is marked as failed. For Prometheus `train/loss` is
+ends it: what it does not take is told once. A run that is continued goes on in the same entry
+(`RUN_DIR/trackers.json`), one that fails is marked as failed. For Prometheus `train/loss` is
 `slime_rl_train_loss{run="mine"}`.
 """
 

@@ -161,6 +161,7 @@ class EnginePlan:
     kv_bytes_per_token: float  # on one GPU
     kv_tokens: float  # in the whole engine's cache
     weight_bytes: float  # on one GPU
+    num_gpus: int  # of one engine
 
 
 def engine_plan(shape: ModelShape, config: Config, available_bytes: float) -> EnginePlan:
@@ -182,4 +183,4 @@ def engine_plan(shape: ModelShape, config: Config, available_bytes: float) -> En
     elif config.engine.engine_max_total_tokens is not None:
         tokens = min(tokens, config.engine.engine_max_total_tokens)
     parts = {"weights": weights, "KV cache": tokens * per_token, "reserve": reserve}
-    return EnginePlan(Memory(parts, available_bytes), per_token, tokens, weights)
+    return EnginePlan(Memory(parts, available_bytes), per_token, tokens, weights, tp)

@@ -27,6 +27,7 @@ from slime_rl.plan.speed import (
     Step,
     estimate_rates,
     estimate_step,
+    estimate_training,
     num_micro_batches,
     pipeline_idle_share,
 )
@@ -141,9 +142,8 @@ def make_plan(config: Config, site: Site, lengths: Lengths, rates: Rates | None 
     engine = engine_plan(shape, config, site.memory_bytes) if config.needs_engines else None
     problems = [*shape_problems(shape, config), *_length_problems(shape, config)]
     problems += _memory_problems(config, site, training, critic, engine)
-    if rates is None and site.accelerator is not None and engine is not None and engine.kv_tokens > 0:
-        crosses = gpus_of(config) > site.gpus_per_node
-        rates = estimate_rates(shape, config, engine, site.accelerator, lengths, crosses_nodes=crosses)
+    if rates is None and site.accelerator is not None:
+        rates = _estimated(shape, config, engine, site, lengths)
     plan = Plan(
         config=config,
         shape=shape,
@@ -166,6 +166,19 @@ def make_plan(config: Config, site: Site, lengths: Lengths, rates: Rates | None 
             f"({config.cluster.rollout_num_engines} x {config.cluster.rollout_num_gpus_per_engine})"
         )
     return plan
+
+
+def _estimated(
+    shape: ModelShape, config: Config, engine: EnginePlan | None, site: Site, lengths: Lengths
+) -> Rates | None:
+    """None where an engine cannot hold a request."""
+    assert site.accelerator is not None
+    if engine is None:
+        return estimate_training(shape, config, site.accelerator, lengths)
+    if engine.kv_tokens <= 0:
+        return None
+    crosses = gpus_of(config) > site.gpus_per_node
+    return estimate_rates(shape, config, engine, site.accelerator, lengths, crosses_nodes=crosses)
 
 
 def shape_problems(shape: ModelShape, config: Config) -> list[str]:

@@ -5,8 +5,8 @@ Training a token costs 6·N floating-point operations forward and backward (2·N
 N counts what a token is multiplied with. Recomputation adds a forward pass.
 
 Decoding one token for each of B requests reads the weights once and the B caches (arXiv:2211.05102): the time of one
-round is max(bytes / bandwidth, 2·N·B / flops). A rollout takes as long as its tokens need at that rate, and never less
-than its longest response alone.
+round is max(bytes / bandwidth, 2·N·B / flops). A prompt costs 2·N a token, once for all of its samples. A rollout takes
+as long as its tokens need at that rate, and never less than its longest response alone.
 
 The pipeline's idle share with m micro-batches over p stages, each in v parts, is (p-1) / (v·m + p-1)
 (arXiv:2104.04473, 2.2).
@@ -95,38 +95,55 @@ def train_flops_per_token(shape: ModelShape, config: Config, lengths: Lengths) -
 
 def decode_round_s(shape: ModelShape, engine: EnginePlan, gpu: Accelerator, requests: float, context: float) -> float:
     """Seconds in which an engine makes one token for each of `requests` requests of `context` tokens."""
-    tp = max(1, round(2 * shape.parameters / engine.weight_bytes))
     touched = 1.0
     if shape.num_experts:  # experts that no token of the round has chosen are not read
         chosen = 1 - (1 - shape.experts_per_token / shape.num_experts) ** requests
         experts = shape.num_moe_layers * shape.num_experts * shape.expert
         touched = 1 - (1 - chosen) * experts / shape.parameters
     reading = (touched * engine.weight_bytes + requests * context * engine.kv_bytes_per_token) / gpu.memory_bytes_s
-    computing = 2 * shape.active_parameters * requests / (tp * gpu.flops)
+    computing = 2 * shape.active_parameters * requests / (engine.num_gpus * gpu.flops)
     return max(reading, computing) / DECODE_EFFICIENCY
+
+
+def prefill_s(shape: ModelShape, engine: EnginePlan, gpu: Accelerator, tokens: float) -> float:
+    """Seconds in which an engine reads `tokens` tokens of prompts that are not in its cache."""
+    return 2 * shape.active_parameters * tokens / (engine.num_gpus * gpu.flops * DECODE_EFFICIENCY)
+
+
+def estimate_training(shape: ModelShape, config: Config, gpu: Accelerator, lengths: Lengths) -> Rates:
+    """Rates of a run without engines: what no engine samples takes no time."""
+    efficiency = MOE_TRAIN_EFFICIENCY if shape.num_experts else TRAIN_EFFICIENCY
+    pipeline = 1 - pipeline_idle_share(config.parallel.pipeline_model_parallel_size, num_micro_batches(config, lengths))
+    flops = config.cluster.train_num_workers * gpu.flops * efficiency * pipeline
+    return Rates(
+        rollout_tokens_s=math.inf,
+        request_tokens_s=math.inf,
+        train_tokens_s=flops / train_flops_per_token(shape, config, lengths),
+        sync_s=0.0,
+        source=f"{gpu.name}'s data sheet at {efficiency:.0%} training efficiency",
+    )
 
 
 def estimate_rates(
     shape: ModelShape, config: Config, engine: EnginePlan, gpu: Accelerator, lengths: Lengths, *, crosses_nodes: bool
 ) -> Rates:
-    """Rates from the data sheet and the efficiencies above."""
-    cluster = config.cluster
+    """Rates from the data sheet and the efficiencies above. The samples of a prompt share one prefill."""
+    cluster, training = config.cluster, estimate_training(shape, config, gpu, lengths)
     wanted = config.train.samples_per_rollout / cluster.rollout_num_engines
     fitting = max(1.0, engine.kv_tokens / lengths.sequence)
     requests = min(wanted, fitting, config.rollout.rollout_concurrency)
     context = lengths.prompt + lengths.response / 2
     round_s = decode_round_s(shape, engine, gpu, requests, context)
-    efficiency = MOE_TRAIN_EFFICIENCY if shape.num_experts else TRAIN_EFFICIENCY
-    pipeline = 1 - pipeline_idle_share(config.parallel.pipeline_model_parallel_size, num_micro_batches(config, lengths))
-    flops = cluster.train_num_workers * gpu.flops * efficiency * pipeline
+    prompt_s = prefill_s(shape, engine, gpu, lengths.prompt / config.train.n_samples_per_prompt)
+    token_s = round_s / requests + prompt_s / lengths.response  # of one response token of an engine
     link = gpu.network_bytes_s if crosses_nodes else gpu.link_bytes_s
     sync_bytes = engine.weight_bytes * cluster.rollout_num_gpus_per_engine
     return Rates(
-        rollout_tokens_s=cluster.rollout_num_engines * requests / round_s,
+        rollout_tokens_s=cluster.rollout_num_engines / token_s,
         request_tokens_s=1 / decode_round_s(shape, engine, gpu, max(1.0, requests / 4), context),
-        train_tokens_s=flops / train_flops_per_token(shape, config, lengths),
+        train_tokens_s=training.train_tokens_s,
         sync_s=sync_bytes / (link * SYNC_EFFICIENCY),
-        source=f"{gpu.name}'s data sheet at {efficiency:.0%} training, {DECODE_EFFICIENCY:.0%} decoding and "
+        source=f"{training.source.removesuffix(' efficiency')}, {DECODE_EFFICIENCY:.0%} decoding and "
         f"{SYNC_EFFICIENCY:.0%} link efficiency",
     )
 

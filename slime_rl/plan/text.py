@@ -130,6 +130,8 @@ def _work(plan: Plan) -> tuple[str, list[tuple[str, str]]]:
 
 def _time(plan: Plan) -> tuple[str, list[tuple[str, str]]]:
     step, rates = plan.step, plan.rates
+    if (step is None or rates is None) and plan.site.accelerator is not None:
+        return "time", [("not known", "the engines have no room for a request, see below")]
     if step is None or rates is None:
         return "time", [("not known", "give --gpu NAME, or --rates RUN_DIR of a run on this kind of machine")]
     rows = [
@@ -143,7 +145,7 @@ def _time(plan: Plan) -> tuple[str, list[tuple[str, str]]]:
             ("step", f"{duration(step.step_s):>12}   with {_mode(plan.config)}"),
             ("trainers idle", f"{step.trainer_idle:>12.0%}"),
             ("engines idle", f"{step.engines_idle:>12.0%}"),
-            ("staleness", f"{step.staleness:>12.2f}   weight versions, at the begin of a response"),
+            ("staleness", f"{step.staleness:>12.2f}   weight versions, when a response begins"),
         ]
     return "time of a step (an estimate: good for comparing layouts, not for promises)", rows
 

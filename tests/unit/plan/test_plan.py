@@ -58,6 +58,24 @@ def test_an_engine_too_small_for_the_weights(capsys: pytest.CaptureFixture[str])
     assert any("--rollout-num-gpus-per-engine" in problem for problem in found["problems"])
 
 
+def test_no_time_is_told_for_engines_without_room_and_the_reason_is(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--shape", "llama-3.1-70b", "--train-dtype", "bfloat16", "--train-num-workers", "64", "--gpu", "h100-80g"])
+    said = capsys.readouterr().out
+    assert "the engines have no room for a request" in said and "give --gpu" not in said
+
+
+def test_a_supervised_run_has_a_time_from_the_data_sheet(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--loss", "sft", "--n-samples-per-prompt", "1", "--train-num-workers", "8", "--mean-prompt-len", "100"]
+    _, found = plan(capsys, *QWEN, *flags, "--mean-response-len", "100")
+    step = found["step"]
+    operations = 3 * (2 * found["active_parameters"] + 2 * 36 * 4096 * 200) * 32 * 200
+    assert step["step_s"] == pytest.approx(step["train_s"])
+    assert step["train_s"] == pytest.approx(operations / (8 * 989e12 * 0.35))
+    assert step["rollout_s"] == step["sync_s"] == 0
+    main([*QWEN, *flags])
+    assert "data sheet at 35% training efficiency" in capsys.readouterr().out
+
+
 def test_rates_of_a_measured_run_take_the_place_of_the_data_sheet(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

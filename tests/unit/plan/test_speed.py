@@ -16,6 +16,7 @@ from slime_rl.plan.speed import (
     Lengths,
     Rates,
     decode_round_s,
+    estimate_rates,
     estimate_step,
     forward_passes,
     num_micro_batches,
@@ -69,6 +70,27 @@ def test_decoding_one_request_reads_the_weights_once() -> None:
     assert seconds == pytest.approx((2 * 8_190_735_360 + 1000 * 147_456) / 3.35e12 / DECODE_EFFICIENCY)
     many = decode_round_s(shape, engine, gpu, 4096, 10)  # so many that arithmetic limits
     assert many == pytest.approx(2 * shape.active_parameters * 4096 / 989e12 / DECODE_EFFICIENCY)
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("bfloat16", 2), ("float32", 4)])
+def test_all_gpus_of_an_engine_compute_in_any_dtype(dtype: str, size: int) -> None:
+    config = planned_config("qwen3-8b", ["--train-dtype", dtype, "--rollout-num-gpus-per-engine", "8"])
+    shape, gpu = read_shape(config.model.hf_checkpoint), ACCELERATORS["h100-80g"]
+    engine = engine_plan(shape, config, gpu.memory_bytes)
+    assert engine.weight_bytes == size * 8_190_735_360 / 8
+    many = decode_round_s(shape, engine, gpu, 65536, 1)
+    assert many == pytest.approx(2 * shape.active_parameters * 65536 / (8 * 989e12) / DECODE_EFFICIENCY)
+
+
+def test_prompts_take_their_time_once_for_all_samples() -> None:
+    flags = ["--train-dtype", "bfloat16", "--n-samples-per-prompt", "4", "--rollout-batch-size", "8"]
+    config = planned_config("qwen3-8b", flags)
+    shape, gpu = read_shape(config.model.hf_checkpoint), ACCELERATORS["h100-80g"]
+    engine = engine_plan(shape, config, gpu.memory_bytes)
+    rates = estimate_rates(shape, config, engine, gpu, Lengths(prompt=2000, response=1, longest=1), crosses_nodes=False)
+    reading = 8 * 2000 * 2 * shape.active_parameters / (989e12 * DECODE_EFFICIENCY)
+    decoding = decode_round_s(shape, engine, gpu, 32, 2000.5)
+    assert 32 / rates.rollout_tokens_s == pytest.approx(reading + decoding)
 
 
 @pytest.mark.parametrize(
