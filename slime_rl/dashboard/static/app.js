@@ -1,6 +1,6 @@
 // One page. What it shows is in the address (#tab=rollouts&run=0&step=12), so that every view can be linked to; it asks
 // the server every two seconds while a run goes on, and draws only what has changed.
-import { chartOf, forgetCharts, safe, short } from "/static/draw.js";
+import { amount, chartOf, forgetCharts, safe, short } from "/static/draw.js";
 import { ask, here } from "/static/state.js";
 import { rollouts } from "/static/rollouts.js";
 import { compare, data, engines, overview, time } from "/static/views.js";
@@ -32,10 +32,10 @@ function show(html) {
   const [id, caret] = [focused?.id, focused?.selectionStart];
   const open = new Set([...main.querySelectorAll("details[id]")].filter((d) => d.open).map((d) => d.id));
   const closed = new Set([...main.querySelectorAll("details[id]")].filter((d) => !d.open).map((d) => d.id));
-  const scrolled = new Map([...main.querySelectorAll("[data-keep]")].map((box) => [box.dataset.keep, box.scrollTop]));
+  const scrolled = new Map([...main.querySelectorAll("[data-keep]")].map((box) => [box.dataset.keep, [box.scrollTop, box.scrollLeft]]));
   main.innerHTML = html;
   for (const box of main.querySelectorAll("details[id]")) box.open = open.has(box.id) || (box.open && !closed.has(box.id));
-  for (const box of main.querySelectorAll("[data-keep]")) box.scrollTop = scrolled.get(box.dataset.keep) ?? box.scrollTop;
+  for (const box of main.querySelectorAll("[data-keep]")) [box.scrollTop, box.scrollLeft] = scrolled.get(box.dataset.keep) ?? [0, 0];
   const again = id && main.contains(focused) === false && document.getElementById(id);
   if (again && main.contains(again)) {
     again.focus({ preventScroll: true });
@@ -144,7 +144,7 @@ function tipOf(event) {
   const wanted = xs[0] + part * (xs[xs.length - 1] - xs[0]);
   const i = chart.blocks ? Math.min(xs.length - 1, Math.floor(part * xs.length)) : nearest(xs, wanted);
   const rows = chart.rows.filter((row) => row.values.has(xs[i])).map((row) =>
-    `${row.name}: ${short(row.values.get(xs[i]))} ${row.unit && row.unit !== "-" ? row.unit : ""}`);
+    `${row.name}: ${amount(row.values.get(xs[i]), row.unit)}`);
   return rows.length ? `${chart.xName} ${short(xs[i])}\n${rows.join("\n")}` : "";
 }
 

@@ -17,17 +17,33 @@ export function safe(text) {
   return String(text ?? "").replace(/[&<>"']/g, (sign) => SIGNS[sign]);
 }
 
-export function short(value) {
+export function short(value, digits = 3) {
   if (value === null || value === undefined) return "–";
   if (typeof value !== "number") return String(value);
   const size = Math.abs(value);
   if (size >= 1e6 || (size < 1e-3 && size > 0)) return value.toExponential(1).replace("e+", "e");
-  return String(+value.toPrecision(size >= 1000 ? Math.ceil(Math.log10(size)) : 3));
+  return String(+value.toPrecision(size >= 1000 ? Math.max(digits, Math.ceil(Math.log10(size))) : digits));
 }
 
-export function seconds(value) {
+export function bytes(value) {
+  if (typeof value !== "number") return short(value);
+  const power = Math.max(0, Math.min(4, Math.floor(Math.log2(Math.abs(value) || 1) / 10)));
+  return `${short(value / 1024 ** power)} ${["bytes", "KiB", "MiB", "GiB", "TiB"][power]}`;
+}
+
+export const amount = (value, unit) => (unit === "bytes" ? bytes(value) : `${short(value)} ${unit && unit !== "-" ? unit : ""}`);
+
+// Labels of an axis: as few digits as tell them apart.
+function labels(values, unit) {
+  if (unit === "bytes") return values.map(bytes);
+  const enough = [3, 4, 5, 6, 7].find((digits) => new Set(values.map((value) => short(value, digits))).size === values.length);
+  return values.map((value) => short(value, enough));
+}
+
+// `like` is the time that it stands beside: both have the same parts.
+export function seconds(value, like = value) {
   if (value === null || value === undefined) return "–";
-  if (value < 120) return `${short(value)} s`;
+  if (like < 120) return `${short(value)} s`;
   const [hours, minutes] = [Math.floor(value / 3600), Math.floor((value % 3600) / 60)];
   return hours ? `${hours} h ${minutes} min` : `${minutes} min ${Math.round(value % 60)} s`;
 }
@@ -46,14 +62,19 @@ function frame(width, height, xs, low, high, xName, rows, draw) {
   const x = (value) => LEFT + (last > first ? (value - first) / (last - first) : 0.5) * (width - LEFT - RIGHT);
   const y = (value) => TOP + (1 - (value - low) / (high - low)) * (height - TOP - BOTTOM);
   const number = charts.push({ xs, from: x(first), to: x(last), width, xName, rows }) - 1;
-  const ticks = [low, (low + high) / 2, high].map((value) => `<line class="grid" x1="${LEFT}" x2="${width - RIGHT}"
+  const at = [low, (low + high) / 2, high];
+  const texts = labels(at, rows[0]?.unit);
+  const ticks = at.map((value, i) => `<line class="grid" x1="${LEFT}" x2="${width - RIGHT}"
     y1="${y(value).toFixed(1)}" y2="${y(value).toFixed(1)}"/>
-    <text x="${LEFT - 5}" y="${(y(value) + 3.5).toFixed(1)}" text-anchor="end">${short(value)}</text>`);
-  return `<svg viewBox="0 0 ${width} ${height}" data-chart="${number}">${ticks.join("")}${draw(x, y)}
+    <text x="${LEFT - 5}" y="${(y(value) + 3.5).toFixed(1)}" text-anchor="end">${texts[i]}</text>`);
+  return wide(width, `<svg viewBox="0 0 ${width} ${height}" data-chart="${number}">${ticks.join("")}${draw(x, y)}
     <text x="${LEFT}" y="${height - 5}">${short(first)}</text>
     <text x="${(LEFT + width - RIGHT) / 2}" y="${height - 5}" text-anchor="middle">${safe(xName)}</text>
-    <text x="${width - RIGHT}" y="${height - 5}" text-anchor="end">${short(last)}</text></svg>`;
+    <text x="${width - RIGHT}" y="${height - 5}" text-anchor="end">${short(last)}</text></svg>`);
 }
+
+// Of a wide picture a narrow window shows a part, large enough to be read.
+const wide = (width, svg, keep = "") => (width < 800 ? svg : `<div class="scroll wide" ${keep && `data-keep="${keep}"`}>${svg}</div>`);
 
 const ascending = (values) => [...new Set(values)].sort((a, b) => a - b);
 const path = (points) => points.map(([x, y], i) => `${i ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("");
@@ -92,8 +113,8 @@ export function stacked(xs, parts, { unit = "", xName = "step", width = 900, hei
   const high = top ?? (Math.max(...below) || 1);
   const rows = [...parts.map((p) => ({ ...p, unit })), { name: "together", unit, values: new Map(xs.map((at, i) => [at, below[i]])) }];
   const chart = frame(width, height, xs, 0, high, xName, parts.length > 1 ? rows : rows.slice(0, 1), (x, y) => {
-    const wide = (width - LEFT - RIGHT) / Math.max(1, xs.length);
-    const edges = xs.map((_, i) => [LEFT + i * wide, LEFT + (i + 1) * wide - (wide > 5 ? 1 : 0)]);
+    const block = (width - LEFT - RIGHT) / Math.max(1, xs.length);
+    const edges = xs.map((_, i) => [LEFT + i * block, LEFT + (i + 1) * block - (block > 5 ? 1 : 0)]);
     return layers.map((layer) => `<path fill="${layer.colour}" d="${layer.to.map((to, i) => to - layer.from[i] > 0
       ? `M${edges[i][0].toFixed(1)} ${y(layer.from[i]).toFixed(1)}V${y(to).toFixed(1)}H${edges[i][1].toFixed(1)}V${
         y(layer.from[i]).toFixed(1)}Z` : "").join("")}"/>`).join("");
@@ -119,12 +140,12 @@ export function histogram(values, name, colour = COLOURS[0], width = 320, height
 export function columns(bars, name, colour = COLOURS[0], width = 320, height = 120) {
   if (!bars.length) return nothing("no values");
   const most = Math.max(...bars.map((bar) => bar[1]));
-  const wide = Math.min(60, (width - LEFT - RIGHT) / bars.length);
+  const each = Math.min(60, (width - LEFT - RIGHT) / bars.length);
   const every = Math.ceil(bars.length / Math.max(1, Math.floor((width - LEFT) / 60)));
   const drawn = bars.map(([label, count], i) => {
     const tall = (count / most) * (height - TOP - BOTTOM);
-    const middle = LEFT + (i + 0.5) * wide;
-    return `<rect x="${(LEFT + i * wide + 1).toFixed(1)}" y="${(height - BOTTOM - tall).toFixed(1)}" width="${(wide - 2).toFixed(1)}"
+    const middle = LEFT + (i + 0.5) * each;
+    return `<rect x="${(LEFT + i * each + 1).toFixed(1)}" y="${(height - BOTTOM - tall).toFixed(1)}" width="${(each - 2).toFixed(1)}"
       height="${tall.toFixed(1)}" fill="${colour}" data-tip="${safe(name)} ${safe(label)}: ${count}"/>
       ${i % every ? "" : `<text x="${middle.toFixed(1)}" y="${height - 5}" text-anchor="middle">${safe(label.split(" to ")[0])}</text>`}`;
   });
@@ -175,11 +196,11 @@ export function lanes(window, width = 1200) {
   }
   const lines = marks.map(([step, time]) => `<line class="mark" x1="${x(time).toFixed(1)}" x2="${x(time).toFixed(1)}" y1="14" y2="${y}"/>
     <text x="${(x(time) - 3).toFixed(1)}" y="11" text-anchor="end">step ${step} ends</text>`);
-  return `<svg viewBox="0 0 ${width} ${y + 16}" class="lanes"><defs><pattern id="idle" width="6" height="6" patternUnits="userSpaceOnUse"
+  return wide(width, `<svg viewBox="0 0 ${width} ${y + 16}" class="lanes"><defs><pattern id="idle" width="6" height="6" patternUnits="userSpaceOnUse"
     patternTransform="rotate(45)"><rect width="6" height="6" class="hatch-back"/><line x1="0" x2="0" y1="0" y2="6" class="hatch"/></pattern></defs>
-    ${rows.join("")}${lines.join("")}<text x="${label}" y="${y + 12}">${seconds(from)}</text>
-    <text x="${(label + width - 10) / 2}" y="${y + 12}" text-anchor="middle">seconds since the run began</text>
-    <text x="${width - 10}" y="${y + 12}" text-anchor="end">${seconds(to)}</text></svg>
-    <p class="legend">${names.map((name) => `<span><i style="background:${colour(name)}"></i>${safe(name)}</span>`).join("")}
+    ${rows.join("")}${lines.join("")}<text x="${label}" y="${y + 12}">${seconds(from, to)}</text>
+    <text x="${(label + width - 10) / 2}" y="${y + 12}" text-anchor="middle">since the run began</text>
+    <text x="${width - 10}" y="${y + 12}" text-anchor="end">${seconds(to)}</text></svg>`, "lanes")
+    + `<p class="legend">${names.map((name) => `<span><i style="background:${colour(name)}"></i>${safe(name)}</span>`).join("")}
     <span><i class="idle"></i>idle: a bubble</span></p>`;
 }

@@ -1,5 +1,5 @@
 // Every tab but the rollouts: each reads its part of the run and gives HTML.
-import { COLOURS, colourOf, columns, histogram, lanes, legend, lines, nothing, safe, seconds, share, short, stacked } from "/static/draw.js";
+import { amount, COLOURS, colourOf, columns, histogram, lanes, legend, lines, nothing, safe, seconds, share, short, stacked } from "/static/draw.js";
 import { here, metricsOf, of } from "/static/state.js";
 
 const FIRST = ["rollout/reward_mean", "train/loss", "train/grad_norm", "rollout/response_length_mean",
@@ -7,6 +7,7 @@ const FIRST = ["rollout/reward_mean", "train/loss", "train/grad_norm", "rollout/
 const isAccuracy = (name) => /^eval\/.*\/accuracy$/.test(name);
 const rank = (name) => { const at = FIRST.indexOf(name); return isAccuracy(name) ? -1 : at < 0 ? FIRST.length : at; }; // main curves come first
 const unitOf = (unit) => (unit && unit !== "-" ? unit : "");
+const broken = (name) => safe(name).replace(/[/_]/g, "$&<wbr>"); // long names end their lines between words
 const last = (metric) => metric?.values[metric.values.length - 1];
 const colour = (i) => COLOURS[i % COLOURS.length];
 
@@ -18,10 +19,10 @@ const xName = () => (here.at.x === "time" ? "seconds of running" : "step");
 
 function card(name, metric, series, options = {}) {
   const big = here.big.has(name);
-  const now = series.length === 1 ? `${short(last(series[0]))} ${safe(unitOf(metric.unit))}` : safe(unitOf(metric.unit));
+  const now = series.length === 1 ? safe(amount(last(series[0]), metric.unit)) : safe(unitOf(metric.unit));
   const size = big ? { width: 1100, height: 300 } : {};
   return `<div class="card ${big ? "big" : ""}"><div class="head" data-big="${safe(name)}" title="${safe(metric.meaning)}">
-    <b>${safe(name)}</b><span class="now">${now}</span></div>${lines(series, { xName: xName(), ...size, ...options })}
+    <b>${broken(name)}</b><span class="now">${now}</span></div>${lines(series, { xName: xName(), ...size, ...options })}
     ${big ? `<div class="about">${safe(metric.meaning)}</div>` : ""}${series.length > 1 ? legend(series) : ""}</div>`;
 }
 
@@ -43,8 +44,17 @@ function tiles(run, metrics) {
   if (metrics["perf/tokens_per_s"]) found.push(tile(short(last(metrics["perf/tokens_per_s"])), "tokens/s"));
   if (metrics["rollout/staleness_max"]) found.push(tile(short(last(metrics["rollout/staleness_max"])), "oldest token, in weight versions"));
   if (metrics["engines/serving"]) found.push(tile(short(last(metrics["engines/serving"])), "engines serving"));
-  found.push(tile(seconds(run.seconds), "running"));
+  found.push(tile(seconds(run.seconds), run.state === "running" ? "running" : "ran, start-up aside"));
   return `<div class="tiles">${found.join("")}</div>`;
+}
+
+// How long the steps that are left take if they are like the last ten.
+function left(run, metric) {
+  const n = metric?.times.length;
+  if (run.state !== "running" || !run.num_steps || n < 2 || run.steps >= run.num_steps) return "";
+  const from = Math.max(0, n - 11);
+  const each = (metric.times[n - 1] - metric.times[from]) / (metric.steps[n - 1] - metric.steps[from]);
+  return ` · about ${seconds(each * (run.num_steps - run.steps))} left`;
 }
 
 export async function overview() {
@@ -65,7 +75,7 @@ export async function overview() {
   const done = run.state === "finished";
   const steps = !run.num_steps ? `${run.steps} steps` : done && run.steps < run.num_steps
     ? `${run.steps} steps, of at most ${run.num_steps}` : `${run.steps} of ${run.num_steps} steps`;
-  return `<p class="quiet path">${safe(run.folder)} · ${safe(steps)}</p>
+  return `<p class="quiet path">${safe(run.folder)} · ${safe(steps)}${left(run, metrics["perf/step_s"])}</p>
     ${run.num_steps ? `<div class="bar"><i style="width:${done ? 100 : Math.min(100, (100 * run.steps) / run.num_steps)}%"></i></div>` : ""}
     ${run.error ? `<h2>Why it failed</h2><div class="error" data-keep="error">${safe(run.error)}</div>` : ""}
     ${run.state === "stopped" ? '<div class="note">It stopped without a summary or an error: killed, or interrupted.</div>' : ""}
@@ -134,22 +144,23 @@ export async function data() {
   const now = states.filter((name) => !counts.includes(name));
   const reasons = Object.keys(metrics).filter((name) => /^(buffer\/(dropped|requeued)|rollout\/(groups_dropped|samples_left_out))\//.test(name));
   const box = (title, about, chart) => `<div class="card"><b>${title}</b> <span class="quiet">${about}</span>${chart}</div>`;
+  const curves = (title, about, names) => { // what a kind of run never has is not drawn
+    const series = pick(names);
+    return series.length ? box(title, about, lines(series, { xName: xName() }) + legend(series)) : "";
+  };
   const options = spread.steps.map((s) => `<option ${String(s) === step ? "selected" : ""}>${s}</option>`);
   const count = spread.lengths.length;
   return `<h2>All samples, over the steps</h2><div class="tools">${xChoice()}</div><div class="grid">
     ${box("response length", bands.length ? "tokens; bands: 10 to 90 %, 25 to 75 %" : "tokens", lines(lengths, { bands, xName: xName() }) + legend(lengths))}
-    ${box("reward", "lowest, mean, highest", lines(pick(["rollout/reward_min", "rollout/reward_mean", "rollout/reward_max"]), { xName: xName() })
-      + legend(pick(["rollout/reward_min", "rollout/reward_mean", "rollout/reward_max"])))}
-    ${box("staleness", "weight versions; mean over tokens, and the oldest", lines(pick(["rollout/staleness_mean", "rollout/staleness_max"]), { xName: xName() })
-      + legend(pick(["rollout/staleness_mean", "rollout/staleness_max"])))}
-    ${box("age of trained tokens", "share by age in weight versions", stack(metrics, ages, 22, { width: 320, height: 120, top: 1 }))}
-    ${box("equal groups, truncated", "share of groups and of samples", lines(pick(["rollout/zero_std_groups_fraction", "rollout/truncated_fraction"]), { xName: xName() })
-      + legend(pick(["rollout/zero_std_groups_fraction", "rollout/truncated_fraction"])))}</div>
+    ${curves("reward", "lowest, mean, highest", ["rollout/reward_min", "rollout/reward_mean", "rollout/reward_max"])}
+    ${curves("staleness", "weight versions; mean over tokens, and the oldest", ["rollout/staleness_mean", "rollout/staleness_max"])}
+    ${ages.length ? box("age of trained tokens", "share by age in weight versions", stack(metrics, ages, 22, { width: 320, height: 120, top: 1 })) : ""}
+    ${curves("equal groups, truncated", "share of groups and of samples", ["rollout/zero_std_groups_fraction", "rollout/truncated_fraction"])}</div>
     <h2>Logged samples of one step</h2>${count ? `<div class="tools"><label>step <select data-key="step" id="step"><option value="">newest</option>
       ${options.join("")}</select></label> <span class="quiet">${count} samples (--log-samples) of step ${spread.step}</span></div><div class="grid">
     ${box("length", "tokens", histogram(spread.lengths, "length"))}
-    ${box("reward", "", histogram(spread.rewards, "reward", COLOURS[2]))}
-    ${box("age of tokens", "weight versions", columns(spread.ages.map(([age, many]) => [String(age), many]), "age", COLOURS[4]))}</div>`
+    ${has("rollout/reward_mean") || spread.rewards.some(Boolean) ? box("reward", "", histogram(spread.rewards, "reward", COLOURS[2])) : ""}
+    ${spread.ages.length ? box("age of tokens", "weight versions", columns(spread.ages.map(([age, many]) => [String(age), many]), "age", COLOURS[4])) : ""}</div>`
     : nothing("no samples were logged; --log-samples N logs N a step")}
     <h2>Buffer ledger: groups by state at the end of each step</h2>
     ${now.length ? stack(metrics, now, 7, { unit: "groups", width: 1200, height: 150 }) : nothing("this run has no buffer")}
@@ -160,10 +171,10 @@ export async function data() {
 export async function engines() {
   const [metrics, found] = await Promise.all([metricsOf(), of("engines")]);
   const states = ["serving", "stale", "slow", "down"].map((state) => `engines/${state}`);
-  const curves = ["rollout/tokens_per_s", "rollout/wait_s", "rollout/seconds", "rollout/groups_in_flight", "rollout/cached_prompt_tokens_fraction",
+  const has = states.some((name) => metrics[name]);
+  const curves = !has && !found.logs.length ? [] : ["rollout/tokens_per_s", "rollout/wait_s", "rollout/seconds", "rollout/groups_in_flight", "rollout/cached_prompt_tokens_fraction",
     "sync/seconds", "sync/bytes", "rollout/wasted_tokens", "rollout/interrupted_groups", "train/logprob_diff_mean_abs",
     "faults/engine_restarts", "faults/router_restarts", "faults/train_restarts", "faults/slow_engines"].filter((name) => metrics[name]?.values.length);
-  const has = states.some((name) => metrics[name]);
   return `<h2>Engines by state at the end of each step</h2>${has ? stack(metrics, states, 8, { unit: "engines", width: 1200, height: 120 })
       : nothing("this run has no engines, or its metrics were written by an older version")}
     <div class="grid">${curves.map((name) => card(name, metrics[name], [curve(metrics[name], name)])).join("")}</div>
@@ -194,7 +205,7 @@ export async function compare() {
     const series = having.map((run) => curve(run.metrics[name], run.name, run.i));
     const metric = having[0].metrics[name];
     const big = here.big.has(name);
-    return `<div class="card ${big ? "big" : ""}"><div class="head" data-big="${safe(name)}" title="${safe(metric.meaning)}"><b>${safe(name)}</b>
+    return `<div class="card ${big ? "big" : ""}"><div class="head" data-big="${safe(name)}" title="${safe(metric.meaning)}"><b>${broken(name)}</b>
       <span class="now">${safe(unitOf(metric.unit))}</span></div>${lines(series, { xName: xName(), ...(big ? { width: 1100, height: 300 } : {}) })}</div>`;
   });
   const boxes = here.runs.map((run, i) => `<label><input type="checkbox" data-hide="${i}" ${hidden.has(String(i)) ? "" : "checked"}>
@@ -216,7 +227,7 @@ function runTable(runs) {
       <td class="n">${short(mean("perf/tokens_per_s"))}</td><td class="n">${seconds(about.seconds)}</td></tr>`;
   });
   return `<div class="scroll"><table><tr><th>run</th><th>state</th><th class="n">steps</th><th>accuracy</th><th class="n">last reward</th>
-    <th class="n">mean step</th><th class="n">mean tokens/s</th><th class="n">running</th></tr>${rows.join("")}</table></div>`;
+    <th class="n">mean step</th><th class="n">mean tokens/s</th><th class="n">ran</th></tr>${rows.join("")}</table></div>`;
 }
 
 function flagTable(runs) {

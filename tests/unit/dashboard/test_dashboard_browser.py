@@ -192,6 +192,49 @@ def test_no_number_beside_a_chart_is_cut_off(browser: Browser, url: str) -> None
         assert "loss" not in tab or ("-0.0101" in text and "-370368" in text)
 
 
+def test_no_main_figure_is_cut_off_at_any_width(browser: Browser, url: str, run_dir: Path) -> None:
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "time_s": 9, "eval/held/accuracy": 0.0825}\n')
+    cut = "return [...document.querySelectorAll('.tile b')].filter((b) => b.scrollWidth > b.clientWidth).length"
+    for width in (420, 900, 1180, 1280):
+        browser.resize(width, 800)
+        assert "0.25 → 0.0825" in look(browser, url, "tab=overview")
+        assert browser.run(cut) == 0, width
+    browser.resize(1280, 800)
+
+
+def test_numbers_at_an_axis_differ_and_bytes_have_their_unit(browser: Browser, url: str, run_dir: Path) -> None:
+    lines = [{"train/tokens": 117, "sync/bytes": 3 * 2**20}, {"train/tokens": 118, "sync/bytes": 1536}]
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        for step, metrics in enumerate(lines, 4):
+            file.write(json.dumps({"step": step, "time_s": 9, **metrics}) + "\n")
+    ticks = "return [...document.querySelectorAll('svg text[text-anchor=end]')].slice(0, 3).map((t) => t.textContent)"
+    look(browser, url, "tab=overview&find=train/tokens")
+    assert browser.run(ticks) == ["117", "117.5", "118"]
+    assert "1.5 KiB" in look(browser, url, "tab=overview&find=sync/bytes")
+    assert browser.run(ticks) == ["1.5 KiB", "1.5 MiB", "3 MiB"]
+    assert "sync/bytes: " in (told := tip(browser, ".card svg")) and "iB" in told
+
+
+def test_a_running_run_tells_how_long_it_still_takes(browser: Browser, url: str, run_dir: Path) -> None:
+    (run_dir / "metrics.jsonl").write_text(
+        "".join(json.dumps({"step": n, "time_s": 10 + 2 * n, "perf/step_s": 1.5}) + "\n" for n in range(20))
+    )
+    assert "20 of 100 steps · about 2 min 40 s left" in look(browser, url, "tab=overview")
+    (run_dir / "summary.json").write_text("{}")
+    assert "left" not in look(browser, url, "tab=overview").split("\n")[0]
+
+
+def test_a_supervised_run_has_no_empty_charts(browser: Browser, url: str, run_dir: Path) -> None:
+    line = {"step": 0, "time_s": 1, "rollout/response_length_mean": 3.0, "rollout/truncated_fraction": 0.0}
+    (run_dir / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    sample = {"step": 0, "index": 0, "group_index": 0, "prompt": "p", "response": "x", "reward": 0.0}
+    (run_dir / "samples.jsonl").write_text(json.dumps(sample | {"response_length": 3}) + "\n")
+    text = look(browser, url, "tab=data")
+    assert "no values" not in text
+    assert "staleness" not in text and "age of" not in text and "reward" not in text and "truncated" in text
+
+
 def test_a_live_run_is_drawn_again_without_a_reload(browser: Browser, url: str, run_dir: Path) -> None:
     look(browser, url, "tab=overview")
     with (run_dir / "metrics.jsonl").open("a") as file:
@@ -248,6 +291,8 @@ def test_a_narrow_window_has_no_horizontal_scrolling(browser: Browser, url: str)
     for tab in ("overview", "time", "data", "rollouts"):
         look(browser, url, f"tab={tab}")
         assert browser.run("return document.documentElement.scrollWidth") <= 420, tab
+        narrow = "return [...document.querySelectorAll('.wide svg')].filter((svg) => svg.clientWidth < 700).length"
+        assert browser.run(narrow) == 0, tab  # wide pictures scroll on their own, and can be read
     browser.resize(1280, 800)
 
 
