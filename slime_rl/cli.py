@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 from slime_rl.config import make_parser
@@ -67,6 +68,9 @@ COMMANDS: dict[str, Command] = {
     "replay": Command("tools/replay_step.py", "run a dumped training step again and compare its numbers"),
 }
 SHELLS = ("bash",)
+COMPLETION_HELP = """usage: slime-rl completion [bash]; prints a function that completes commands, flags and files
+
+  eval "$(slime-rl completion bash)"           in ~/.bashrc to keep it"""
 
 BASH = """_slime_rl() {{
     local word=${{COMP_WORDS[COMP_CWORD]}}
@@ -141,8 +145,14 @@ def main(argv: list[str] | None = None) -> int:
 
 def _dispatch(program: str, commands: dict[str, Command], words: list[str]) -> int:
     name, rest = (words[0], words[1:]) if words else ("--help", [])
+    if name == "--version":
+        print(f"slime_rl {version('slime_rl')}")
+        return 0
     if name in ("--help", "-h", "help"):
         print(help_text(program, commands))
+        return 0
+    if name == "completion" and rest and rest[0] in ("--help", "-h"):
+        print(COMPLETION_HELP)
         return 0
     if name == "completion":
         if rest not in ([], *([shell] for shell in SHELLS)):
@@ -151,8 +161,9 @@ def _dispatch(program: str, commands: dict[str, Command], words: list[str]) -> i
         print(completion())
         return 0
     if name not in commands:
-        near = nearest_flag(name, commands)
-        hint = f"did you mean {near}?" if near else f"there are {', '.join(commands)}"
+        known = [*commands, "completion"] if commands is COMMANDS else list(commands)
+        near = nearest_flag(name, known)
+        hint = f"did you mean {near}?" if near else f"there are {', '.join(known)}"
         print(f"{program}: unknown command {name!r}; {hint}", file=sys.stderr)
         return 2
     try:

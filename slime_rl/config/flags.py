@@ -80,6 +80,8 @@ class StrictParser(argparse.ArgumentParser):
         alone.parse_strictly(words)
 
     def _unknown(self, arg: str) -> NoReturn:
+        if why := NEEDLESS.get(arg.split("=")[0]):
+            raise ValueError(f"unknown flag {arg}; leave it out: {why}")
         close = nearest_flag(arg.split("=")[0], self.flags)
         hint = f"; did you mean {close}?" if close else "; see --help for all flags"
         raise ValueError(f"unknown flag {arg}{hint}" if arg.startswith("-") else f"unexpected argument {arg!r}")
@@ -130,6 +132,24 @@ SYNONYMS = {
     "pipelineparallelsize": "--pipeline-model-parallel-size",
     "numgpus": "--train-num-workers",
     "actornumgpuspernode": "--train-num-workers",
+    "criticnumnodes": "--critic-num-workers",
+    "criticnumgpuspernode": "--critic-num-workers",
+    "usetis": "--off-policy-correction",
+    "usewandb": "--trackers",
+    "recomputegranularity": "--recompute-activations",
+    "recomputemethod": "--recompute-activations",
+    "recomputenumlayers": "--recompute-activations",
+}
+_SHAPE = "the model's shape is read from the config.json of --hf-checkpoint"
+# Flags of slime and Megatron that nothing here takes the place of -> why.
+NEEDLESS = {
+    "--use-dynamic-batch-size": "micro-batches are always packed by tokens",
+    "--balance-data": "samples are always balanced over the workers",
+    **dict.fromkeys(("--num-layers", "--hidden-size", "--ffn-hidden-size", "--num-attention-heads"), _SHAPE),
+    **dict.fromkeys(("--num-query-groups", "--group-query-attention", "--kv-channels", "--vocab-size"), _SHAPE),
+    **dict.fromkeys(("--rotary-base", "--normalization", "--norm-epsilon", "--qk-layernorm", "--swiglu"), _SHAPE),
+    **dict.fromkeys(("--disable-bias-linear", "--add-qkv-bias", "--untie-embeddings-and-output-weights"), _SHAPE),
+    **dict.fromkeys(("--use-rotary-position-embeddings", "--num-experts", "--moe-router-topk"), _SHAPE),
 }
 _NEAR = 0.8  # lower finds flags that only share their commonest letters
 

@@ -15,6 +15,7 @@ from slime_rl.observability.run_record import RunRecord, Series
 from slime_rl.observability.timers import OTHER
 
 BLUE, ORANGE, GREY = "#2f6db3", "#e07b1a", "#8a8f98"
+PHASES = ("rollout", "train", "sync", "commit", "evaluate", "save")  # in the order of PHASE_COLOURS
 PHASE_COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#eeca3b", "#9d755d")
 SMOOTH_FROM = 30  # steps; shorter curves are read as they are
 MAX_BARS = 150  # of a chart; matplotlib takes milliseconds for each, minutes for those of 10,000 steps
@@ -46,7 +47,7 @@ def _reward(record: RunRecord, axes: Axes) -> bool:
         axes.fill_between(mean.steps, low, high, color=BLUE, alpha=0.12, lw=0, label="± 1 std of samples")
     _line(axes, mean, BLUE, "mean of the step")
     axes.set_ylabel("reward")
-    axes.legend(loc="lower right")
+    axes.legend(loc="best")
     return True
 
 
@@ -127,6 +128,12 @@ def _length(record: RunRecord, axes: Axes) -> bool:
     return True
 
 
+def phase_colour(phase: str, place: int) -> str:
+    """The same in every report; phases that are not known get those that are left, by `place`."""
+    at = PHASES.index(phase) if phase in PHASES else len(PHASES) + place
+    return PHASE_COLOURS[at % len(PHASE_COLOURS)]
+
+
 def _timing(record: RunRecord, axes: Axes) -> bool:
     steps = record.series("perf/step_s").steps
     phases = [phase for phase, *_ in record.breakdown().rows() if phase != OTHER]
@@ -140,7 +147,7 @@ def _timing(record: RunRecord, axes: Axes) -> bool:
         series = record.series(f"timing_s/{phase}")
         by_step = dict(zip(series.steps, series.values, strict=True))
         heights = [fmean(by_step.get(step, 0.0) for step in part) for part in parts]
-        colour = GREY if phase == OTHER else PHASE_COLOURS[i % len(PHASE_COLOURS)]
+        colour = GREY if phase == OTHER else phase_colour(phase, i)
         axes.bar(places, heights, widths if len(steps) > 1 else 0.5, bottom=base, color=colour, label=phase, lw=0)
         base = [low + height for low, height in zip(base, heights, strict=True)]
     axes.margins(x=0.01)

@@ -82,3 +82,12 @@ def test_bash_completes_commands_and_flags() -> None:
 def test_a_shell_that_is_not_known_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", "zsh"]) == 2
     assert "must be bash, got 'zsh'" in capsys.readouterr().err
+
+
+def test_version_and_how_to_complete(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert re.fullmatch(r"slime_rl \d+\.\d+\.\d+\n", capsys.readouterr().out)
+    assert main(["completion", "--help"]) == 0
+    assert 'eval "$(slime-rl completion bash)"' in capsys.readouterr().out
+    assert main(["completon"]) == 2
+    assert "did you mean completion?" in capsys.readouterr().err

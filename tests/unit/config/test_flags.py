@@ -7,7 +7,7 @@ import pytest
 from factories import make_config, write_model_folder, write_prompts
 
 from slime_rl.config import SECTIONS, make_parser, parse_config
-from slime_rl.config.flags import SYNONYMS, field_docs, flag_name, nearest_flag
+from slime_rl.config.flags import NEEDLESS, SYNONYMS, field_docs, flag_name, nearest_flag
 
 
 def test_every_field_has_a_help_text_below_it() -> None:
@@ -170,3 +170,11 @@ def test_only_a_flag_that_was_likely_meant_is_suggested(typed: str, meant: str |
 
 def test_every_synonym_stands_for_a_flag() -> None:
     assert set(SYNONYMS.values()) <= make_parser().flags
+
+
+def test_what_the_checkpoint_or_the_packing_decides_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"--num-layers; leave it out: the model's shape is read from the config.json"):
+        make_config(tmp_path, "--num-layers", "36")
+    with pytest.raises(ValueError, match=r"--balance-data; leave it out: samples are always balanced"):
+        make_config(tmp_path, "--balance-data")
+    assert not set(NEEDLESS) & make_parser().flags

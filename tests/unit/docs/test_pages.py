@@ -9,6 +9,7 @@ import pytest
 
 from slime_rl.cli import COMMANDS, CONVERSIONS
 from slime_rl.config import make_parser
+from slime_rl.config.flags import NEEDLESS, nearest_flag
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = [*sorted((ROOT / "docs").glob("**/*.md")), ROOT / "README.md", ROOT / "plugins" / "README.md"]
@@ -35,6 +36,20 @@ def test_every_flag_in_the_last_column_of_the_migration_tables_exists() -> None:
     assert len(named) > 40
     known = make_parser().flags
     assert sorted(flag for flag in named if flag not in known and not flag.startswith(PREFIXES)) == []
+
+
+def test_every_flag_of_slime_in_the_tables_is_taken_or_answered() -> None:
+    rows = [line for line in (ROOT / "docs" / "migration.md").read_text().splitlines() if line.startswith("| `--")]
+    parser = make_parser()
+    for row in rows:
+        theirs, ours = row.split("|")[1], row.split("|")[-2]
+        for flag in re.findall(r"--[a-z0-9-]+", theirs):
+            if flag in parser.flags or flag.startswith(PREFIXES):
+                continue
+            assert "the same" not in ours, row
+            if flag in NEEDLESS:
+                continue
+            assert nearest_flag(flag, parser.flags) in re.findall(r"--[a-z0-9-]+", ours), f"{flag}: {row}"
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from factories import make_config, write_prompts
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from slime_rl.config import parse_config
@@ -168,3 +169,14 @@ def test_a_long_run_has_no_bar_for_every_step() -> None:
     bars = axes.containers[0]
     assert len(bars) == 143 and bars[0].get_height() == pytest.approx(2 + 3 / 7)  # means of 7 steps
     assert axes.get_ylabel() == "seconds per step, means of 7"
+
+
+@pytest.mark.parametrize("longer", ["rollout", "train"])
+def test_a_phase_has_its_colour_in_every_report(longer: str) -> None:
+    lines = [
+        {"step": 0, "perf/step_s": 4.0, "timing_s/rollout": 1.0, "timing_s/train": 1.0} | {f"timing_s/{longer}": 3.0}
+    ]
+    axes = Figure().subplots()
+    assert CHARTS["timing"][1](RunRecord(folder=Path("run"), lines=lines, config={}, samples=[], summary={}), axes)
+    colours = {bars.get_label(): to_hex(bars[0].get_facecolor()) for bars in axes.containers}
+    assert (colours["rollout"], colours["train"]) == ("#4c78a8", "#f58518")
