@@ -73,6 +73,7 @@ def trainer(folder: Path, report: int, limit_bytes: int | None) -> None:
         say(f"saving {step}")
         saver = savers[step % 2]
         saver.save(step)
+        saver.publish()
         saver.wait()
         say(f"saved {step}")
 

@@ -57,6 +57,7 @@ class Loop:
         saver = self.saver()
         start = time.perf_counter()
         saver.save(self.step)
+        saver.publish()
         return time.perf_counter() - start
 
     def stall(self, rollout_s: float) -> float:
@@ -65,6 +66,7 @@ class Loop:
         saver = self.saver("--async-save")
         start = time.perf_counter()
         saver.save(self.step)
+        saver.publish()
         inside = time.perf_counter() - start
         slower = max(0.0, self.train(rollout_s) - plain)
         start = time.perf_counter()

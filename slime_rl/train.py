@@ -22,7 +22,7 @@ from slime_rl.cluster.cluster import Cluster
 from slime_rl.cluster.errors import TrainWorkerLost, explain, write_error_log
 from slime_rl.cluster.ray_session import ray_session, with_device
 from slime_rl.cluster.run_folder import run_folder
-from slime_rl.cluster.signals import Terminated, exit_with, leave_on_signals, signal_behind
+from slime_rl.cluster.signals import Terminated, exit_with, leave_on_signals, signal_behind, signals_held
 from slime_rl.config import Config, parse_config
 from slime_rl.config.notes import config_notes
 from slime_rl.observability.console import Console
@@ -32,6 +32,16 @@ from slime_rl.observability.timers import PhaseTimer
 from slime_rl.observability.trace import PhaseTrace, open_trace, write_trace
 from slime_rl.observability.tracker import EVALUATION, Trackers, make_trackers
 from slime_rl.preflight import check_on_device, dry_run, preflight
+
+
+@dataclass
+class TrainedStep:
+    """A step from its commit until its lines are written."""
+
+    step: int
+    metrics: dict[str, float]
+    taken: dict[str, Any]  # what the rollout gave
+    token_log: dict[int, dict[str, Any]]  # what training saw
 
 
 @dataclass
@@ -47,7 +57,9 @@ class Run:
     accuracies: list[tuple[int, float]] = field(default_factory=list)  # (finished steps, accuracy of the first set)
     engine_version: int | None = None  # what the engines serve now; None before the first sync
     evaluating: tuple[int, Any] | None = None  # (finished steps, reference) of the evaluation that is under way
+    trained: TrainedStep | None = None  # the step whose lines are to be written
     unsaved: int | None = None  # finished steps that no checkpoint has yet, where nothing has changed since they ended
+    is_written: bool = False  # a checkpoint waits for the lines of its last step
 
     def evaluate(self, step: int, *, wait: bool = True) -> None:
         """Score the held-out prompts with the weights after `step` finished steps.
@@ -101,6 +113,8 @@ class Run:
 
     def start_again(self, error: TrainWorkerLost) -> int:
         """After the loss of a train worker: go back to the last checkpoint; returns its finished steps."""
+        self.end_step()  # its checkpoint may be written; else `rewind` takes its lines away again
+        self.unsaved = None
         self.timer.abandon_step()
         with self.timer.phase("restart"):
             step = self.cluster.restart_trainers(error)
@@ -110,23 +124,51 @@ class Run:
         return step
 
     def save(self, step: int) -> None:
-        """A checkpoint after `step` finished steps."""
+        """A checkpoint after `step` finished steps; `end_step` lets it be found."""
         self.unsaved = None
         with self.timer.phase("save"):
             self.cluster.save(step)
+        self.is_written = True
+
+    def end_step(self) -> None:
+        """Write the lines of the step that has trained, if there is one, and then let its checkpoint be found: a run
+        that continues from it finds each step logged, once, whenever this one is killed."""
+        self.report()
+        if self.is_written:
+            with self.timer.phase("save"):
+                self.publish()
+
+    def report(self) -> None:
+        """The first half of `end_step`."""
+        with signals_held():
+            trained, self.trained = self.trained, None
+            if trained is not None:
+                report_step(self, trained)
+
+    def publish(self) -> None:
+        """The second half. What was logged must outlive the machine, as the checkpoint does."""
+        self.trackers.to_disk()
+        self.cluster.saver.publish()
+        self.is_written = False
 
     def save_before_leaving(self) -> None:
         """Where checkpoints are written, an error or a signal between two of them takes no finished step away."""
         step, self.unsaved = self.unsaved, None
+        try:
+            self.report()
+        except Exception as error:  # what ended the run is what must be told
+            self.console.message(f"could not log a step: {type(error).__name__}: {error}")
         if self.config.checkpoint.save_interval is None:
             return
         try:
+            self.publish()
             if step is None:
                 step = self.cluster.saver.complete()
             else:
                 self.cluster.save(step)
+                self.publish()
                 self.cluster.saver.wait()
-        except Exception as error:  # what ended the run is what must be told
+        except Exception as error:
             what = "the checkpoint that was being written" if step is None else f"the {step} finished steps"
             self.console.message(f"could not save {what}: {type(error).__name__}: {error}")
         else:
@@ -190,45 +232,40 @@ def train_from(run: Run, start: int) -> int:
         finished = step + 1
         with timer.phase("commit"):
             cluster.rollout.commit(step)
-        run.unsaved = finished
+        trained = TrainedStep(step, metrics, taken, token_log)
+        run.trained, run.unsaved = trained, finished
         cluster.saver.poll()
         is_due = _save_is_due(config, finished)
-        try:
-            if is_due and not _saves_during_rollout(config):
-                run.save(finished)
-            if config.train.loss != "sft":  # supervised steps need no engine; an evaluation asks for the weights itself
-                metrics |= run.sync_weights(finished)
-            if is_due and _saves_during_rollout(config):
-                run.save(finished)
-        except TrainWorkerLost:
-            # The step may be in the newest checkpoint, and so not come again; else going back takes its lines away.
-            report_step(run, step, metrics, taken, token_log)
-            raise
-        report_step(run, step, metrics, taken, token_log)
+        if is_due and not _saves_during_rollout(config):
+            run.save(finished)
+        if config.train.loss != "sft":  # supervised steps need no engine; an evaluation asks for the weights itself
+            trained.metrics |= run.sync_weights(finished)
+        if is_due and _saves_during_rollout(config):
+            run.save(finished)
+        run.end_step()
         if run.evaluation_is_due(finished):
             run.evaluate(finished, wait=not run.evaluates_in_background)
     run.finish_evaluation()
     if run.unsaved is not None and config.checkpoint.save_interval is not None:  # left at --stop-at-eval-accuracy
         run.save(run.unsaved)
+        run.end_step()
     with timer.phase("save"):
         cluster.saver.wait()
     return finished
 
 
-def report_step(
-    run: Run, step: int, metrics: dict[str, float], taken: dict[str, Any], token_log: dict[int, dict[str, Any]]
-) -> None:
-    """Close the step's stopwatch, log and show it; `taken` is what the rollout gave, `token_log` what training saw."""
+def report_step(run: Run, trained: TrainedStep) -> None:
+    """Log and show a step. The run's own files come first: another program may fail."""
     timing = run.timer.end_step()
-    metrics = metrics | taken["metrics"] | timing.metrics()
+    metrics = trained.metrics | trained.taken["metrics"] | timing.metrics()
     if timing.total_s > 0 and "train/tokens" in metrics:
         metrics["perf/tokens_per_s"] = metrics["train/tokens"] / timing.total_s
     metrics |= run.cluster.fault_metrics()
     metrics["perf/peak_rss_gib"] = run.memory.peak_gib
-    run.trackers.log(step, metrics)
-    samples = taken["samples"]
-    run.trackers.log_samples(step, samples, taken["texts"], token_log)
-    run.console.step(step, metrics, samples[0] if samples else None)
+    samples = trained.taken["samples"]
+    run.trackers.log_samples(trained.step, samples, trained.taken["texts"], trained.token_log)
+    run.trackers.log(trained.step, metrics)
+    run.console.step(trained.step, metrics, samples[0] if samples else None)
 
 
 def _saves_during_rollout(config: Config) -> bool:

@@ -52,14 +52,19 @@ class CheckpointStore:
         self.root, self.keep, self.keep_every = root, keep, keep_every
 
     def write(self, meta: CheckpointMeta, fill: Callable[[Path], None]) -> Path:
-        """Let `fill` write the parts into a folder aside, then make it the latest checkpoint.
+        """`write_aside`, and make it the latest checkpoint."""
+        self.write_aside(meta, fill)
+        return self.publish(meta)
+
+    def write_aside(self, meta: CheckpointMeta, fill: Callable[[Path], None]) -> None:
+        """Let `fill` write the parts into a folder aside, and make it whole; nobody finds it before `publish`.
 
         When `fill` fails (a full disk), what it wrote is removed and the checkpoints before stay as they are.
         """
         aside = self.begin(meta.step)
         try:
             fill(aside)
-            return self.finish(meta)
+            self._complete(meta)
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
             raise
@@ -74,10 +79,19 @@ class CheckpointStore:
 
     def finish(self, meta: CheckpointMeta) -> Path:
         """Make the folder of `begin`, whose parts are all written, the latest checkpoint."""
-        aside, final = self._aside(meta.step), self.root / f"step_{meta.step:08d}"
+        self._complete(meta)
+        return self.publish(meta)
+
+    def _complete(self, meta: CheckpointMeta) -> None:
+        """Everything but the name."""
+        aside = self._aside(meta.step)
         (aside / "meta.json").write_text(json.dumps(asdict(meta), indent=2))
         (aside / CHECKSUMS).write_text(json.dumps(_checksums(aside), indent=1))
         _sync_tree(aside)
+
+    def publish(self, meta: CheckpointMeta) -> Path:
+        """Give what `write_aside` has written its name, and make it the latest checkpoint."""
+        aside, final = self._aside(meta.step), self.root / f"step_{meta.step:08d}"
         if final.exists():  # after a crash between rename and `latest`, or in a folder that was gone back in
             old = final.with_name(final.name + _REPLACED)
             final.rename(old)

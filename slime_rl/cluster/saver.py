@@ -1,10 +1,12 @@
 """Saving a run: one checkpoint of trainers and buffer, at once or in the background, and exports along the way.
 
     save(step) ─► trainers: plan, copy ─► buffer ─► [background: trainers write] ─► finish: index ─► checksums, rename
+                                                                             publish() ─┘ allows the rename
 
 In the background only files are written. What the trainers do together (the index) happens in `poll`, which is called
 after every step and while a rollout is waited for, so that their collective calls have one order. A signal to end the
-run waits for what is done at once.
+run waits for what is done at once. No checkpoint has its name before `publish`: the loop logs the step first, so that
+a run that continues from it misses no line.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class Saver:
         self.config, self.actor, self.rollout = config, actor, rollout
         self.groups = [actor] if critic is None else [actor, critic]
         self.store = CheckpointStore(config.checkpoint_dir, options.keep_checkpoints, options.keep_checkpoint_every)
-        self._writing: CheckpointMeta | None = None  # the trainers' threads are at work
+        self._unpublished: CheckpointMeta | None = None  # written aside, or being written
+        self._writing: CheckpointMeta | None = None  # the trainers' threads are at work, and it may be published
         self._finishing: threading.Thread | None = None
         self._error: BaseException | None = None
         self._model = _read_model(config)  # now: its folder may be gone by the time of a save
@@ -39,7 +42,7 @@ class Saver:
         self.newest: tuple[Path, int] | None = None  # newest complete checkpoint of this run, and its finished steps
 
     def save(self, step: int) -> None:
-        """One checkpoint after `step` finished steps, and an export where --save-hf asks for it.
+        """One checkpoint after `step` finished steps, which `publish` will name; an export where --save-hf asks for it.
 
         Raises:
             OSError: the disk is full; the checkpoints before stay as they are.
@@ -50,7 +53,8 @@ class Saver:
             if self.config.checkpoint.async_save:
                 self._begin(meta)
             else:
-                self.newest = (self.store.write(meta, lambda folder: self._fill(folder, step)), step)
+                self.store.write_aside(meta, lambda folder: self._fill(folder, step))
+            self._unpublished = meta
         if "{step}" in (self.config.checkpoint.save_hf or ""):
             self.export(step)
 
@@ -58,8 +62,16 @@ class Saver:
         folder = self.store.begin(meta.step)
         for group in self.groups:
             group.begin_save(str(folder / "model"), meta.step)
-        self.rollout.save(str(folder / "buffer.json"))  # polls while it waits
-        self._writing = meta
+        self.rollout.save(str(folder / "buffer.json"))
+
+    def publish(self) -> None:
+        """Let the checkpoint of the last `save`, if any, be found; one in the background as soon as it is whole."""
+        with signals_held():
+            meta, self._unpublished = self._unpublished, None
+            if meta is not None and self.config.checkpoint.async_save:
+                self._writing = meta
+            elif meta is not None:
+                self.newest = (self.store.publish(meta), meta.step)
 
     def export(self, step: int) -> Path:
         """The model as a Hugging Face folder, unless that of this step is there already."""
@@ -120,7 +132,7 @@ class Saver:
 
     def give_up(self) -> None:
         """The trainers are lost, and with them the save that they were writing; one that is written is completed."""
-        self._writing = None
+        self._unpublished = self._writing = None
         if self._finishing is not None:
             self._finishing.join()
             self._finishing = None

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any, Protocol
@@ -37,44 +37,65 @@ class Tracker(Protocol):
         ...
 
 
-class JsonlTracker:
-    """One JSON object per line: `step`, `time_s` and the metrics. A line is on disk when `log` returns.
+class JsonlFile:
+    """A jsonl file whose lines have a `step`. A line is in it when `write` returns, whatever becomes of the process.
 
-    `time_s` counts seconds of running, over resumes. Values that are not finite become null, so that every line is
-    valid JSON. With `resume_step` the file goes on: lines of steps from there on are dropped, because those steps run
-    again; evaluation of exactly `resume_step` steps stays, since it measured the weights that the run continues from.
+    With `resume_step` the file goes on, without the lines of what runs again: those of training steps from there on,
+    and of evaluations after more steps. An evaluation after exactly `resume_step` steps measured the weights that the
+    run continues from; `again` has the sets that are evaluated again then.
     """
 
-    def __init__(self, path: Path, resume_step: int | None = None) -> None:
+    def __init__(self, path: Path, resume_step: int | None, again: Collection[str] = ()) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept: list[dict[str, Any]] = []
+        self.path = path
+        self.kept: list[dict[str, Any]] = []
         if resume_step is not None and path.exists():
-            kept = [line for line in read_jsonl(path) if _stays(line, resume_step)]
-        self._file = _rewrite(path, kept)
-        self.kept_evaluation = [line for line in kept if line["step"] == resume_step]
+            stay = (_what_stays(line, resume_step, again) for line in read_jsonl(path))
+            self.kept = [line for line in stay if line is not None]
+        self._file = _rewrite(path, self.kept)
+
+    def write(self, *lines: Mapping[str, Any]) -> None:
+        self._file.write("".join(json.dumps(line, default=str) + "\n" for line in lines))
+        self._file.flush()
+
+    def to_disk(self) -> None:
+        """Returns when the lines so far outlive the machine, too."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class JsonlTracker:
+    """One JSON object per line: `step`, `time_s` and the metrics.
+
+    `time_s` counts seconds of running, over resumes. Values that are not finite become null, so that every line is
+    valid JSON.
+    """
+
+    def __init__(self, path: Path, resume_step: int | None = None, again: Collection[str] = ()) -> None:
+        """See JsonlFile."""
+        self.file = JsonlFile(path, resume_step, again)
+        self.kept_evaluation = [line for line in self.file.kept if line["step"] == resume_step]
         """Lines of evaluation of the weights that the run continues from."""
-        self._offset_s = max((float(line.get("time_s") or 0.0) for line in kept), default=0.0)
+        self._offset_s = max((float(line.get("time_s") or 0.0) for line in self.file.kept), default=0.0)
         self._start = time.monotonic()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         elapsed = round(self._offset_s + time.monotonic() - self._start, 3)
         values = {name: _json_number(value) for name, value in metrics.items()}
-        self._file.write(json.dumps({"step": step, "time_s": elapsed, **values}) + "\n")
-        self._file.flush()
+        self.file.write({"step": step, "time_s": elapsed, **values})
 
     def close(self, failed: bool = False) -> None:
-        self._file.close()
+        self.file.close()
 
 
 class SampleWriter:
     """Writes `per_step` samples of every step, evenly spread over the batch, to a jsonl file."""
 
-    def __init__(self, path: Path, per_step: int, resume_step: int | None = None) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        kept: list[dict[str, Any]] = []
-        if resume_step is not None and path.exists():
-            kept = [line for line in read_jsonl(path) if line["step"] < resume_step]
-        self._file = _rewrite(path, kept)
+    def __init__(self, path: Path, per_step: int, resume_step: int | None = None, again: Collection[str] = ()) -> None:
+        """See JsonlFile."""
+        self.file = JsonlFile(path, resume_step, again)
         self._per_step = per_step
 
     def write(
@@ -89,17 +110,17 @@ class SampleWriter:
 
         `token_log` has what training saw of them: position in `samples` -> kind of number -> one per token.
         """
-        count = min(self._per_step, len(samples))
+        count, records = min(self._per_step, len(samples)), []
         for i in (k * len(samples) // count for k in range(count)):
             record = {"step": step, "kind": kind, **_sample_record(samples[i])}
             if texts:
                 record |= _token_record(samples[i], texts[i])
                 record.update(token_log.get(i, {}))
-            self._file.write(json.dumps(record, default=str) + "\n")
-        self._file.flush()
+            records.append(record)
+        self.file.write(*records)
 
     def close(self) -> None:
-        self._file.close()
+        self.file.close()
 
 
 def check_tensorboard(config: Config) -> None:
@@ -153,6 +174,16 @@ class Trackers:
         fresh = self._remake(step)
         self._trackers, self._samples = fresh._trackers, fresh._samples
 
+    @property
+    def _files(self) -> list[JsonlFile]:
+        owners = [*(t for t in self._trackers if isinstance(t, JsonlTracker)), *filter(None, [self._samples])]
+        return [owner.file for owner in owners]
+
+    def to_disk(self) -> None:
+        """Returns when the lines of the files outlive the machine, too."""
+        for file in self._files:
+            file.to_disk()
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         for tracker in self._trackers:
             tracker.log(step, metrics)
@@ -192,14 +223,15 @@ def make_trackers(config: Config, resume_step: int | None = None) -> Trackers:
     folder = config.run_dir
     folder.mkdir(parents=True, exist_ok=True)
     write_config(config, folder / CONFIG_FILE)
-    lines = JsonlTracker(folder / METRICS_FILE, resume_step)
+    again = {name for name, _ in config.evaluation.datasets}  # a run that goes on evaluates first
+    lines = JsonlTracker(folder / METRICS_FILE, resume_step, again)
     trackers: list[Tracker] = [lines]
     if config.logging.tensorboard:
         trackers.append(TensorBoardTracker(folder / "tensorboard", resume_step, lines.kept_evaluation))
     trackers += open_trackers(config, resume=resume_step is not None)
     samples = None
     if config.logging.log_samples > 0:
-        samples = SampleWriter(folder / SAMPLES_FILE, config.logging.log_samples, resume_step)
+        samples = SampleWriter(folder / SAMPLES_FILE, config.logging.log_samples, resume_step, again)
     return Trackers(trackers, samples, lambda step: make_trackers(config, step))
 
 
@@ -238,9 +270,17 @@ def _rewrite(path: Path, lines: list[dict[str, Any]]) -> IO[str]:
     return path.open("a", encoding="utf-8")
 
 
-def _stays(line: dict[str, Any], resume_step: int) -> bool:
-    only_eval = all(name in ("step", "time_s") or name.startswith("eval/") for name in line)
-    return line["step"] < resume_step or (line["step"] == resume_step and only_eval)
+def _what_stays(line: dict[str, Any], resume_step: int, again: Collection[str]) -> dict[str, Any] | None:
+    """What of a line is not written again by a run that goes on with this step."""
+    if line["step"] != resume_step:
+        return line if line["step"] < resume_step else None
+    if "kind" in line:  # of samples, which do not name their set
+        return line if line["kind"] == EVALUATION and not again else None
+    sets = {name: name.split("/")[1] for name in line if name.startswith("eval/")}
+    if len(sets) + 2 < len(line):  # beside step and time_s: it is of training
+        return None
+    stays = {name: value for name, value in line.items() if sets.get(name) not in again}
+    return stays if set(stays) & set(sets) else None
 
 
 def _json_number(value: float) -> float | int | None:

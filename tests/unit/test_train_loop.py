@@ -143,7 +143,7 @@ def test_a_run_that_ends_early_at_its_accuracy_saves_its_last_step(tmp_path: Pat
     cluster.saver = Recorder("saver.", calls, {})
     run = Run(config, cluster, quiet, quiet, PhaseTimer(), SimpleNamespace(peak_gib=1.0))  # type: ignore[arg-type]
     assert train(run) == 2
-    assert calls[-2:] == ["save(2)", "saver.wait()"]
+    assert calls[-3:] == ["save(2)", "saver.publish()", "saver.wait()"]
 
 
 BEFORE = ["restore()", "sync_weights(0)", "weights_are(0)", "evaluate()", "waited"]

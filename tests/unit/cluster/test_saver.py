@@ -70,6 +70,12 @@ def make_config_of(tmp_path: Path, *flags: str) -> Config:
     return parse_config([*base, *flags])
 
 
+def save(config: Config, step: int) -> None:
+    saver = Saver(config, Trainers(), Buffer())
+    saver.save(step)
+    saver.publish()
+
+
 def steps(config: Config) -> list[int]:
     return sorted(int(p.name[-4:]) for p in config.checkpoint_dir.glob("step_*") if p.suffix != ".partial")
 
@@ -78,6 +84,7 @@ def test_background_save_is_whole_only_after_poll_and_wait(tmp_path: Path) -> No
     config, trainers = make_config(tmp_path, "--async-save"), Trainers()
     saver = Saver(config, trainers, Buffer())
     saver.save(3)
+    saver.publish()
     saver.poll()
     assert (trainers.calls, steps(config)) == (["begin"], [])
     trainers.written = True
@@ -89,10 +96,26 @@ def test_background_save_is_whole_only_after_poll_and_wait(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("flags", [(), ("--async-save",)])
+def test_a_checkpoint_is_found_only_when_it_is_published(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    config, trainers = make_config(tmp_path, *flags), Trainers()
+    saver = Saver(config, trainers, Buffer())
+    trainers.written = True
+    saver.save(3)
+    saver.poll()
+    saver.wait()
+    assert (steps(config), saver.newest) == ([], None)
+    for _ in range(2):  # a second time changes nothing
+        saver.publish()
+    saver.wait()
+    assert (steps(config), saver.newest) == ([3], (config.checkpoint_dir / "step_00000003", 3))
+
+
+@pytest.mark.parametrize("flags", [(), ("--async-save",)])
 def test_a_checkpoint_holds_what_both_train_groups_write(tmp_path: Path, flags: tuple[str, ...]) -> None:
     config, policy, critic = make_config(tmp_path, *flags), Trainers(), Trainers("critic")
     saver = Saver(config, policy, Buffer(), critic)
     saver.save(3)
+    saver.publish()
     policy.written = True
     saver.poll()
     assert steps(config) == ([] if flags else [3]), "the critic is still writing"
@@ -109,6 +132,7 @@ def test_next_save_waits_for_the_one_before(tmp_path: Path) -> None:
     saver = Saver(config, trainers, Buffer())
     for step in (1, 2):
         saver.save(step)
+        saver.publish()
     saver.wait()
     assert (trainers.calls, steps(config)) == (["begin", "finish", "begin", "finish"], [1, 2])
 
@@ -117,9 +141,11 @@ def test_failure_in_the_background_is_raised_and_leaves_the_one_before(tmp_path:
     config, trainers = make_config(tmp_path, "--async-save"), Trainers()
     saver = Saver(config, trainers, Buffer())
     saver.save(1)
+    saver.publish()
     saver.wait()
     trainers.error = OSError("no space left on device")
     saver.save(2)
+    saver.publish()
     with pytest.raises(OSError, match="no space left"):
         saver.wait()
     assert steps(config) == [1]
@@ -142,6 +168,7 @@ def test_a_save_that_is_polled_while_its_buffer_is_written_holds_the_buffer(tmp_
     buffer.saver = Saver(config, trainers, buffer)
     trainers.written = True
     buffer.saver.save(3)
+    buffer.saver.publish()
     buffer.saver.wait()
     folder = CheckpointStore(config.checkpoint_dir, keep=1).latest()[0]
     assert (folder / "buffer.json").is_file() and verify(folder) > 0
@@ -152,16 +179,19 @@ def test_a_save_under_way_is_made_whole_when_the_run_is_left(tmp_path: Path, mon
     saver = Saver(config, trainers, Buffer())
     assert saver.complete() is None, "none is under way"
     saver.save(3)
+    saver.publish()
     monkeypatch.setattr(module, "_LEAVING_S", 2.0)
     threading.Timer(3.0, lambda: setattr(trainers, "written", True)).start()  # they answer, and write for longer
     assert saver.complete() == 3
     assert steps(config) == [3] and saver.complete() is None
     saver.save(4)
+    saver.publish()
     trainers.error = OSError("no space left on device")
     with pytest.raises(OSError, match="no space left"):
         saver.complete()
     trainers.error = None
     saver.save(5)
+    saver.publish()
     ended = threading.Event()
     monkeypatch.setattr(trainers, "finish_save", ended.wait)  # they are stuck in a step
     with pytest.raises(TimeoutError, match=r"the trainers did not end their step within 2 s"):
@@ -175,6 +205,7 @@ def test_a_model_folder_that_is_gone_takes_no_checkpoint_away(tmp_path: Path) ->
     saver = Saver(config, Trainers(), Buffer())
     shutil.rmtree(tmp_path / "model")
     saver.save(3)
+    saver.publish()
     assert CheckpointStore(config.checkpoint_dir, keep=1).latest()[1].model_type == "llama"
 
 
@@ -182,6 +213,7 @@ def test_exports_along_the_way_and_once_at_the_end(tmp_path: Path) -> None:
     config, trainers = make_config(tmp_path, "--save-hf", str(tmp_path / "hf" / "{step}")), Trainers()
     saver = Saver(config, trainers, Buffer())
     saver.save(5)
+    saver.publish()
     assert saver.export(5) == tmp_path / "hf" / "5"
     assert saver.export(6) == tmp_path / "hf" / "6"
     assert trainers.calls == ["save", "hf 5", "hf 6"]
@@ -189,7 +221,7 @@ def test_exports_along_the_way_and_once_at_the_end(tmp_path: Path) -> None:
 
 def test_weights_only_and_other_models_are_refused_before_anything_starts(tmp_path: Path) -> None:
     config = make_config(tmp_path)
-    Saver(config, Trainers(), Buffer()).save(4)
+    save(config, 4)
     load = ("--load", str(config.checkpoint_dir))
     assert check_loadable(make_config(tmp_path, *load)) == config.checkpoint_dir / "step_00000004"
     (tmp_path / "model" / "config.json").write_text('{"model_type": "llama", "hidden_size": 16}')
@@ -205,7 +237,7 @@ def test_checkpoint_of_a_model_of_the_same_shape_is_refused(tmp_path: Path) -> N
     config, file = make_config(tmp_path), tmp_path / "model" / "config.json"
     own = json.loads(file.read_text()) | {"num_attention_heads": 4, "rope_theta": 10000.0, "transformers_version": "4"}
     file.write_text(json.dumps(own))
-    Saver(config, Trainers(), Buffer()).save(4)
+    save(config, 4)
     load = ("--load", str(config.checkpoint_dir))
     moved = {name: value for name, value in own.items() if name != "rope_theta"} | {"transformers_version": "5"}
     file.write_text(json.dumps(moved | {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}}))

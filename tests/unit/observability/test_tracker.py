@@ -74,6 +74,33 @@ def test_resume_drops_the_steps_that_run_again_and_time_goes_on(tmp_path: Path) 
     assert len(kept) == 5
 
 
+def test_a_resume_drops_the_evaluation_that_it_begins_with_and_keeps_those_of_other_sets(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = [
+        {"step": 1, "time_s": 1.0, "eval/m/accuracy": 0.1},
+        {"step": 2, "time_s": 2.0, "eval/m/accuracy": 0.2, "eval/old/accuracy": 0.3},
+        {"step": 2, "time_s": 3.0, "eval/m/seconds": 0.2},
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    JsonlTracker(path, resume_step=2, again=["m"])
+    assert read_jsonl(path) == [lines[0], {"step": 2, "time_s": 2.0, "eval/old/accuracy": 0.3}]
+
+
+@pytest.mark.parametrize(
+    ("again", "stays"), [((), [(1, "evaluation"), (2, "evaluation")]), (("m",), [(1, "evaluation")])]
+)
+def test_samples_of_an_evaluation_stay_where_it_is_not_repeated(
+    tmp_path: Path, again: tuple[str, ...], stays: list[tuple[int, str]]
+) -> None:
+    path = tmp_path / "samples.jsonl"
+    first = SampleWriter(path, per_step=1)
+    for step in (1, 2):
+        first.write(step, make_samples(1), kind="evaluation")
+    first.write(2, make_samples(1))
+    SampleWriter(path, per_step=1, resume_step=2, again=again)
+    assert [(line["step"], line["kind"]) for line in read_jsonl(path)] == stays
+
+
 def test_resume_into_a_new_folder_starts_a_file(tmp_path: Path) -> None:
     JsonlTracker(tmp_path / "metrics.jsonl", resume_step=7).log(7, {"a": 1.0})
     assert [line["step"] for line in read_jsonl(tmp_path / "metrics.jsonl")] == [7]
