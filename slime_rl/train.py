@@ -197,11 +197,14 @@ class Run:
 def train(run: Run) -> int:
     """Run every remaining step; returns the number of finished steps."""
     start = run.cluster.restore()
+    lost: TrainWorkerLost | None = None
     while True:
         try:
+            if lost is not None:
+                start, lost = run.start_again(lost), None
             return train_from(run, start)
         except TrainWorkerLost as error:
-            start = run.start_again(error)
+            lost = error
         except BaseException:
             run.save_before_leaving()
             raise

@@ -19,7 +19,7 @@ from ray.exceptions import RayActorError
 
 from slime_rl.cluster.checkpoint import find_checkpoint, read_meta, verify
 from slime_rl.cluster.engines import EngineGroup, other_engines, policy_engines
-from slime_rl.cluster.errors import TrainWorkerLost
+from slime_rl.cluster.errors import NoRestartLeft, TrainWorkerLost
 from slime_rl.cluster.load_checks import check_loadable
 from slime_rl.cluster.loop_watch import BLOCKED_FILE
 from slime_rl.cluster.placement import Placement
@@ -251,12 +251,13 @@ class Cluster:
         The buffer goes back with it: what was generated since then is generated again.
 
         Raises:
-            TrainWorkerLost: --max-restarts is used up.
+            NoRestartLeft: --max-restarts is used up.
+            TrainWorkerLost: another one was lost meanwhile, or Ray has had no place for them.
         """
         self.saver.give_up()
         limit = self.config.cluster.max_restarts
         if self.num_train_restarts >= limit:
-            raise TrainWorkerLost(f"{error}; --max-restarts {limit} allows no further restart") from error
+            raise NoRestartLeft(f"{error}; --max-restarts {limit} allows no further restart") from error
         self.num_train_restarts += 1
         note_fault(self.config.run_dir, f"{error}; restarting the train group")
         self._served = self._held_back = None

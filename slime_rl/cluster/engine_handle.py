@@ -11,14 +11,16 @@ from typing import Any, Literal
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from slime_rl.cluster.errors import root_cause
+from slime_rl.cluster.errors import no_place, root_cause
 from slime_rl.cluster.placement import EngineSeat, Placement
 from slime_rl.config import Config
 from slime_rl.engine.control import EngineControl, EngineError
 from slime_rl.engine.ports import free_port
-from slime_rl.engine.server import EngineServer, answers
+from slime_rl.engine.server import PORT_TRIES, EngineServer, answers
 
 _ACTOR_ANSWER_S = 10.0
+_LOOK_S = 0.2  # between looks at the parts of an engine that starts
+_REASON_SHOWS_S = 3.0
 _RESTART_MARGIN_S = 30.0  # what ending the old server may take on top of the new one's start
 
 
@@ -33,15 +35,36 @@ class EngineActor:
         """`host:port` of this node that nobody uses."""
         return f"{self.server.host}:{free_port(self.server.host)}"
 
-    def start(self, meeting: str = "") -> str:
+    def start(self) -> str:
         """Start the server, wait until it is healthy, return its URL."""
-        self.server.start(meeting)
+        self.server.start()
         return self.server.url
 
-    def restart(self, meeting: str = "") -> str:
+    def restart(self) -> str:
         """The same after an end; the log so far is kept."""
-        self.server.restart(meeting)
+        self.server.restart()
         return self.server.url
+
+    def keep_log(self) -> None:
+        self.server.keep_log()
+
+    def launch(self, meeting: str) -> None:
+        """Begin to start this node's part of an engine, which the others wait for."""
+        self.server.launch(meeting)
+
+    def look(self, is_late: bool) -> str | None:
+        """URL of the launched server; None while it starts. Raises why it will not serve, or does not and is late."""
+        serves = self.server.look()
+        if serves:
+            return self.server.url
+        if serves is None and not is_late:
+            return None
+        error = self.server.failure()
+        self.server.stop()
+        raise error
+
+    def port_was_taken(self) -> bool:
+        return self.server.port_was_taken()
 
     def end_message(self) -> str | None:
         return self.server.end_message()
@@ -72,7 +95,8 @@ class EngineHandle:
     def _on_all(self, method: Literal["start", "restart"]) -> Any:
         if len(self.actors) == 1:
             return getattr(self.actors[0], method).remote()
-        return ray.remote(_together).options(num_cpus=0).remote(self.actors, method)
+        limit_s = self.config.cluster.start_timeout_s
+        return ray.remote(_start_together).options(num_cpus=0).remote(self.actors, limit_s, method == "restart")
 
     def stop(self) -> list[Any]:
         """Begin to end the server; references to wait for."""
@@ -114,20 +138,43 @@ class EngineHandle:
         try:
             return ray.get(self._on_all("restart"), timeout=limit_s)
         except GetTimeoutError as error:  # most likely Ray waits for a node in place of a lost one
-            raise RuntimeError(f"Ray had no place for it within {limit_s:g} s; has a node been lost?") from error
+            raise no_place(limit_s) from error
         except (RayTaskError, RayActorError) as error:
             raise RuntimeError(str(root_cause(error))) from error
 
 
-def _together(actors: list[Any], method: str) -> str:
+def _start_together(actors: list[Any], limit_s: float, keep_logs: bool) -> str:
     """Start the parts of one engine, each of which waits for the others; the URL of the first. The first failure ends
-    it."""
-    meeting = actors[0].meeting.remote()
-    waiting = urls = [getattr(actor, method).remote(meeting) for actor in actors]
-    while waiting:
-        done, waiting = ray.wait(waiting)
-        ray.get(done)
-    return ray.get(urls[0])
+    all of them; where a port was taken they start again, at another meeting, within the same time."""
+    deadline = time.monotonic() + limit_s
+    if keep_logs:
+        ray.get([actor.keep_log.remote() for actor in actors])
+    for attempt in range(PORT_TRIES):
+        meeting = ray.get(actors[0].meeting.remote())
+        try:
+            ray.get([actor.launch.remote(meeting) for actor in actors])
+            while True:
+                is_late = time.monotonic() > deadline
+                urls = ray.get([actor.look.remote(is_late) for actor in actors])
+                if all(urls):
+                    return urls[0]
+                time.sleep(_LOOK_S)
+        except RayTaskError:
+            is_retried = attempt < PORT_TRIES - 1 and _port_was_taken(actors)
+            ray.get([actor.stop.remote() for actor in actors])
+            if not is_retried:
+                raise
+    raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+def _port_was_taken(actors: list[Any]) -> bool:
+    """Whether a port is the reason. A part that met a stranger there may fail before the one that wanted to listen."""
+    deadline = time.monotonic() + _REASON_SHOWS_S
+    while not (found := any(ray.get([actor.port_was_taken.remote() for actor in actors]))):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(_LOOK_S)
+    return found
 
 
 class ExternalEngine:

@@ -12,6 +12,18 @@ class TrainWorkerLost(RuntimeError):
     """The process of a train worker ended; the group must be built anew."""
 
 
+class NoRestartLeft(RuntimeError):
+    """A train worker was lost once more than --max-restarts allows."""
+
+
+class NoPlace(RuntimeError):
+    """Ray has had no place for a process for so long; it still waits for one."""
+
+
+def no_place(limit_s: float) -> NoPlace:
+    return NoPlace(f"Ray had no place for it within {limit_s:g} s; has a node been lost?")
+
+
 def root_cause(error: BaseException) -> BaseException:
     """The error that started it: out of Ray's wrapper and out of exception groups."""
     while True:

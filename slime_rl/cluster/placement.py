@@ -18,6 +18,7 @@ from ray.exceptions import GetTimeoutError
 from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from slime_rl.cluster.errors import no_place
 from slime_rl.cluster.layout import (
     BundlePlan,
     EnginePart,
@@ -107,7 +108,7 @@ class Placement:
         its bundles to another one, where other GPUs may be free.
 
         Raises:
-            RuntimeError: Ray has no place for a bundle; says after how long.
+            NoPlace: Ray has no place for a bundle; says after how long.
         """
         if not self.uses_gpus:
             return [gpus for _, gpus in wanted]
@@ -120,7 +121,7 @@ class Placement:
         try:
             found = dict(zip(asked, ray.get(list(asked.values()), timeout=limit_s), strict=True))
         except GetTimeoutError as error:
-            raise RuntimeError(f"Ray had no place for it within {limit_s:g} s; has a node been lost?") from error
+            raise no_place(limit_s) from error
         moved = {key: dict(zip(sorted(self._gpus[key]), sorted(gpus), strict=True)) for key, (_, gpus) in found.items()}
         return [tuple(moved[_key(options)][gpu] for gpu in gpus) for options, gpus in wanted]
 

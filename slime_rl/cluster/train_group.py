@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from slime_rl.cluster.errors import NoPlace, TrainWorkerLost, no_place
 from slime_rl.cluster.placement import Seats
 from slime_rl.cluster.pulse import Pulse, end_process
 from slime_rl.cluster.signals import signal_behind
@@ -73,7 +74,14 @@ class MegatronGroup:
         ]
 
     def start(self) -> list[Any]:
-        """Begin building the workers; what the returned references resolve to is for `connect`."""
+        """Begin building the workers; what the returned references resolve to is for `connect`.
+
+        Raises:
+            NoPlace: Ray has no place for one of them within --start-timeout-s.
+        """
+        limit_s, ready = self.config.cluster.start_timeout_s, [actor.__ray_ready__.remote() for actor in self.actors]
+        if ray.wait(ready, num_returns=len(ready), timeout=limit_s)[1]:
+            raise no_place(limit_s)
         address, port = ray.get(self.actors[0].rendezvous.remote())
         return [actor.start.remote(address, port) for actor in self.actors]
 
@@ -83,15 +91,23 @@ class MegatronGroup:
         self.pulses = [pulse for _, pulse in started]
 
     def restart(self) -> None:
-        """End every worker and build new ones, with the first weights and a fresh optimizer."""
+        """End every worker and build new ones, with the first weights and a fresh optimizer.
+
+        Raises:
+            TrainWorkerLost: one of the new ones was lost, or Ray has no place for it within --start-timeout-s.
+        """
         for actor in self.actors:
             ray.kill(actor)
         for pulse in self.pulses:  # Ray does not end a stopped process
             on_its_node = NodeAffinitySchedulingStrategy(pulse.node_id, soft=True)
-            ray.get(ray.remote(end_process).options(num_cpus=0, scheduling_strategy=on_its_node).remote(pulse.pid))
+            options: Any = {"num_cpus": 0, "scheduling_strategy": on_its_node}
+            ray.get(ray.remote(_end_process).options(**options).remote(pulse.node_id, pulse.pid))
         self.pulses, self._planning, self._failed_save = [], [], None
-        self.actors = self._make(self.seats.present_gpus())
-        self.connect(self.collect(self.calls(self.start())))
+        try:
+            self.actors = self._make(self.seats.present_gpus())
+            self.connect(self.collect(self.calls(self.start())))
+        except NoPlace as error:
+            raise TrainWorkerLost(f"{self.who}s: {error}") from error
 
     def save(self, path: str, step: int) -> None:
         self._settle()
@@ -166,6 +182,12 @@ class MegatronGroup:
     def _all(self, method: str, *args: Any) -> list[Any]:
         self._settle()
         return self.collect(self.calls([getattr(actor, method).remote(*args) for actor in self.actors]))
+
+
+def _end_process(node_id: str, pid: int) -> None:
+    """Runs on the process's node; where that is lost Ray runs it on another one, whose processes are none of ours."""
+    if ray.get_runtime_context().get_node_id() == node_id:
+        end_process(pid)
 
 
 class TrainGroup(MegatronGroup):

@@ -54,6 +54,7 @@ class EngineServer:
         self.log_path = Path(run_dir) / "logs" / f"engine_{self.name}.log"
         self._process: SupervisedProcess | None = None
         self._url: str | None = None
+        self._began = self._looked_at = self._worked_at = 0.0  # of the launch; when it was last seen not suspended
 
     @property
     def url(self) -> str:
@@ -66,27 +67,47 @@ class EngineServer:
     def supervisor_pid(self) -> int | None:
         return None if self._process is None else self._process.supervisor_pid
 
-    def start(self, meeting: str = "") -> None:
-        """Start the server and wait until it serves. `meeting` is the `host:port` at which its nodes find each other.
+    def start(self) -> None:
+        """Start the server and wait until it serves.
 
         Raises:
             RuntimeError: it ended, or was not healthy within --start-timeout-s; with its last log lines.
         """
-        self.meeting = meeting
         deadline = time.monotonic() + self.config.cluster.start_timeout_s
         for attempt in range(PORT_TRIES):
-            self.stop()
-            started = time.monotonic()
-            self._launch()
-            if self._wait_until_healthy(deadline):
-                logger.info("engine %d serves at %s after %.1f s", self.index, self._url, time.monotonic() - started)
+            self.launch()
+            while (serves := self.look()) is None and time.monotonic() < deadline:
+                time.sleep(0.1)
+            if serves:
                 return
-            message = self._failure()
-            taken = any(text in self.log_text() for text in PORT_TAKEN)
+            error = self.failure()
             self.stop()
-            if not taken or attempt == PORT_TRIES - 1:
-                raise RuntimeError(message)
+            if attempt == PORT_TRIES - 1 or not self.port_was_taken():
+                raise error
             logger.warning("engine %d: its port was taken by another process; choosing another", self.index)
+
+    def launch(self, meeting: str = "") -> None:
+        """Begin to start the server, as one of several nodes of an engine that find each other at `meeting`,
+        `host:port` of the first. Then `look` until it serves."""
+        self.stop()
+        self.meeting = meeting
+        self._began = self._looked_at = self._worked_at = time.monotonic()
+        self._launch()
+
+    def look(self) -> bool | None:
+        """Whether the launched server serves; None while that is open. It has failed when its process ended or was
+        suspended for --engine-health-timeout-s: see `failure`."""
+        now = time.monotonic()
+        if not self.is_alive():
+            return False
+        if answers(f"{self.url}/health"):
+            logger.info("engine %d serves at %s after %.1f s", self.index, self._url, now - self._began)
+            return True
+        if now - self._looked_at > SUSPENDED_LOOK_S:
+            self._looked_at = now
+            if self._process is not None and not self._process.is_suspended():
+                self._worked_at = now
+        return False if now - self._worked_at > self.config.engine.engine_health_timeout_s else None
 
     def is_alive(self) -> bool:
         """Whether the server's process runs; says nothing about whether it answers."""
@@ -103,14 +124,18 @@ class EngineServer:
         lines = "\n  ".join(useful_lines(self.log_text(), 4))
         return f"{how}; the end of {self.log_path}:\n  {lines}"
 
-    def restart(self, meeting: str = "") -> None:
+    def restart(self) -> None:
         """End what is left of the server and start a new one, with the weights of --hf-checkpoint as version 0, at
-        another port; the log so far is kept as engine_INDEX.N.log. Raises as `start` does."""
+        another port; the log so far is kept. Raises as `start` does."""
         self.stop()
+        self.keep_log()
+        self.start()
+
+    def keep_log(self) -> None:
+        """Name the log so far engine_INDEX.N.log, so that the next start does not replace it."""
         if self.log_path.exists():  # also when another object wrote it: a lost Ray worker's
             kept = (self.log_path.with_suffix(f".{number}.log") for number in itertools.count(1))
             self.log_path.replace(next(path for path in kept if not path.exists()))
-        self.start(meeting)
 
     def stop(self, grace_s: float = 0.2) -> None:
         """End the server and all its processes. Idempotent.
@@ -121,6 +146,11 @@ class EngineServer:
             self._process.stop(grace_s)
             self._process = None
         self._url = None
+
+    def port_was_taken(self) -> bool:
+        """Whether a port was free when it was chosen and taken when the server wanted it, so that another may do."""
+        log = self.log_text()
+        return any(text in log for text in PORT_TAKEN)
 
     def log_text(self) -> str:
         return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
@@ -159,23 +189,8 @@ class EngineServer:
             range(self.node_rank * each, (self.node_rank + 1) * each) if cluster.rollout_num_gpus_per_engine > 1 else ()
         )
 
-    def _wait_until_healthy(self, deadline: float) -> bool:
-        """False when the process ended, was suspended for --engine-health-timeout-s, or time ran out."""
-        assert self._process is not None
-        works_at = looked_at = time.monotonic()
-        while (now := time.monotonic()) < deadline:
-            if not self.is_alive():
-                return False
-            if answers(f"{self.url}/health"):
-                return True
-            if now - looked_at > SUSPENDED_LOOK_S:
-                looked_at, works_at = now, works_at if self._process.is_suspended() else now
-                if now - works_at > self.config.engine.engine_health_timeout_s:
-                    return False
-            time.sleep(0.1)
-        return False
-
-    def _failure(self) -> str:
+    def failure(self) -> RuntimeError:
+        """Why the launched server does not serve."""
         assert self._process is not None
         code = self._process.poll()
         if code is not None:
@@ -185,7 +200,7 @@ class EngineServer:
         else:
             what = f"was not healthy within --start-timeout-s {self.config.cluster.start_timeout_s:g}"
         lines = "\n  ".join(useful_lines(self.log_text()))
-        return f"engine {self.index} {what}; the end of {self.log_path}:\n  {lines}"
+        return RuntimeError(f"engine {self.index} {what}; the end of {self.log_path}:\n  {lines}")
 
 
 def answers(url: str, timeout_s: float = PROBE_TIMEOUT_S, headers: Mapping[str, str] | None = None) -> bool:

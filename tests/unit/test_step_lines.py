@@ -120,7 +120,12 @@ def newest_checkpoint(config: Config) -> int | None:
     return checkpoint.CheckpointStore(config.checkpoint_dir, keep=1).latest()[1].step if is_there else None
 
 
-def run_of(config: Config, watch: Watch | None = None, sync: Callable[[int], Any] = lambda version: {}) -> int:
+def run_of(
+    config: Config,
+    watch: Watch | None = None,
+    sync: Callable[[int], Any] = lambda version: {},
+    on_restart: Callable[[TrainWorkerLost], None] = lambda error: None,
+) -> int:
     """A run that begins, or continues from the checkpoint that is there."""
     trainers, rollout = Trainers(), Rollout(watch)
     start = newest_checkpoint(config)
@@ -129,7 +134,12 @@ def run_of(config: Config, watch: Watch | None = None, sync: Callable[[int], Any
         fault_metrics=dict, sync_weights=sync, saver=Saver(config, trainers, SimpleNamespace(save=trainers.save)),
     )  # fmt: skip
     cluster.save = cluster.saver.save
-    cluster.restart_trainers = lambda error: (cluster.saver.newest or (None, 0))[1]
+
+    def restart(error: TrainWorkerLost) -> int:
+        on_restart(error)
+        return (cluster.saver.newest or (None, 0))[1]
+
+    cluster.restart_trainers = restart
     quiet: Any = SimpleNamespace(step=lambda *_: None, message=lambda _: None, evaluation=lambda *_: None)
     with make_trackers(config, start) as trackers:
         run = Run(config, cluster, trackers, quiet, PhaseTimer(), SimpleNamespace(peak_gib=1.0))  # type: ignore[arg-type]
@@ -209,6 +219,27 @@ def test_a_step_whose_trainer_is_lost_after_its_save_stays_logged(tmp_path: Path
         return {}
 
     assert run_of(config, sync=sync) == NUM_STEPS
+    assert lines(config) == (EVERY_STEP, EVERY_EVALUATION, EVERY_STEP, EVERY_EVALUATION)
+
+
+def test_a_loss_while_the_trainers_are_restarted_is_another_restart(tmp_path: Path) -> None:
+    """A node that does not come back soon; without a restart left the reason ends the run."""
+    config, lost = config_for(tmp_path), [2]
+
+    def sync(version: int) -> dict[str, float]:
+        if version in lost:
+            lost.remove(version)
+            raise TrainWorkerLost("train worker 0 has died")
+        return {}
+
+    def no_place_twice(error: TrainWorkerLost) -> None:
+        reasons.append(str(error))
+        if len(reasons) < 3:
+            raise TrainWorkerLost(f"no place {len(reasons)}")
+
+    reasons: list[str] = []
+    assert run_of(config, sync=sync, on_restart=no_place_twice) == NUM_STEPS
+    assert reasons == ["train worker 0 has died", "no place 1", "no place 2"]
     assert lines(config) == (EVERY_STEP, EVERY_EVALUATION, EVERY_STEP, EVERY_EVALUATION)
 
 

@@ -9,7 +9,7 @@ import pytest
 from factories import make_config
 
 from slime_rl.cluster.cluster import Cluster
-from slime_rl.cluster.errors import TrainWorkerLost
+from slime_rl.cluster.errors import NoRestartLeft, TrainWorkerLost
 from slime_rl.engine.guard import EngineState
 from slime_rl.weight_sync.report import SyncReport
 
@@ -194,7 +194,7 @@ def test_a_lost_trainer_takes_the_run_back_to_its_newest_checkpoint(tmp_path: Pa
     assert log[3:] == [("load", "/old/step_00000004/model"), ("restore", "/old/step_00000004/buffer.json", 4)]
     cluster.saver.__dict__["newest"] = (Path("/run/step_00000006"), 6)
     assert cluster.restart_trainers(TrainWorkerLost("train worker 0 has died")) == 6
-    with pytest.raises(TrainWorkerLost, match="worker 1 has died; --max-restarts 2 allows no further restart"):
+    with pytest.raises(NoRestartLeft, match="worker 1 has died; --max-restarts 2 allows no further restart"):
         cluster.restart_trainers(TrainWorkerLost("train worker 1 has died"))
     assert log[-1] == ("give_up",), "a checkpoint that only lacks its checksums is made whole"
     assert cluster.fault_metrics()["faults/train_restarts"] == 2

@@ -10,6 +10,7 @@ import pytest
 from factories import make_config
 
 from slime_rl.cluster import train_group as module
+from slime_rl.cluster.errors import TrainWorkerLost
 from slime_rl.cluster.train_group import CriticGroup, StepBatch, TrainGroup
 
 
@@ -150,3 +151,33 @@ def test_a_plan_that_a_signal_broke_the_waiting_for_is_waited_for_again(
     monkeypatch.setattr(module, "collect", lambda calls, _: waited.append([c.reference for c in calls]))
     policy.finish_save()
     assert waited == [[f"p{i}.begin_save" for i in range(4)], [f"p{i}.finish_save" for i in range(4)]]
+
+
+def test_no_place_for_a_new_worker_is_a_loss_that_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run tries again within its budget; nothing waits without end."""
+    killed: list[Any] = []
+    log: list[Any] = []
+    group, _ = make_groups(tmp_path, log, "--start-timeout-s", "7")
+    group.num_workers, group.seats = 4, SimpleNamespace(present_gpus=lambda: [None] * 4)  # type: ignore[assignment]
+    group._make = lambda gpus: [Actor(f"new{i}", log) for i in range(len(gpus))]  # type: ignore[method-assign]
+    waited: list[float] = []
+
+    def wait(references: list[str], num_returns: int, timeout: float) -> tuple[list[str], list[str]]:
+        waited.append(timeout)
+        return references[:-1], references[-1:]
+
+    monkeypatch.setattr(module, "ray", SimpleNamespace(kill=killed.append, wait=wait))
+    expected = r"^train workers: Ray had no place for it within 7 s; has a node been lost\?$"
+    with pytest.raises(TrainWorkerLost, match=expected):
+        group.restart()
+    assert (len(killed), waited) == (4, [7.0])
+
+
+def test_a_process_of_a_lost_node_is_not_looked_for_on_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+    context = SimpleNamespace(get_node_id=lambda: "here")
+    monkeypatch.setattr(module, "ray", SimpleNamespace(get_runtime_context=lambda: context))
+    monkeypatch.setattr(module, "end_process", ended.append)
+    for node, pid in (("lost", 11), ("here", 12)):
+        module._end_process(node, pid)
+    assert ended == [12]
