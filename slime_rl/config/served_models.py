@@ -96,8 +96,9 @@ def read_served_models(path: str, gpus_per_engine: int) -> tuple[ServedModel, ..
     policies = [model for model in models if model.is_policy]
     if len(policies) != 1:
         _fail(path, "must have exactly one model with update_weights (without model_path it is so by itself)", names)
-    if len({group.num_gpus_per_engine for group in policies[0].groups}) > 1:
-        _fail(path, f"must give all engines of {policies[0].name} the same num_gpus_per_engine", policies[0].groups)
+    sizes = [group.num_gpus_per_engine for group in policies[0].groups]
+    if len(set(sizes)) > 1:
+        _fail(path, f"must give all engines of {policies[0].name} the same num_gpus_per_engine", sizes)
     return (*policies, *(model for model in models if not model.is_policy))
 
 
