@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 PORT_TRIES = 3  # between our choice of a port and SGLang's bind another process may take it
 PORT_TAKEN = ("address already in use", "EADDRINUSE")
+GOES_ON_WITHOUT = (
+    "error while attempting to bind on address"  # a prefill engine then waits for nobody at its other port
+)
 PROBE_TIMEOUT_S = 5.0
 SUSPENDED_LOOK_S = 1.0  # between looks at whether a starting server is suspended
 
@@ -95,12 +98,14 @@ class EngineServer:
         self._launch()
 
     def look(self) -> bool | None:
-        """Whether the launched server serves; None while that is open. It has failed when its process ended or was
-        suspended for --engine-health-timeout-s: see `failure`."""
+        """Whether the launched server serves; None while that is open. It has failed when its process ended, goes on
+        without one of its ports, or was suspended for --engine-health-timeout-s: see `failure`."""
         now = time.monotonic()
         if not self.is_alive():
             return False
         if answers(f"{self.url}/health"):
+            if GOES_ON_WITHOUT in self.log_text():
+                return False
             logger.info("engine %d serves at %s after %.1f s", self.index, self._url, now - self._began)
             return True
         if now - self._looked_at > SUSPENDED_LOOK_S:
@@ -197,6 +202,8 @@ class EngineServer:
             what = f"ended while it started, exit code {code}"
         elif self._process.is_suspended():
             what = "was suspended (SIGSTOP) while it started"
+        elif GOES_ON_WITHOUT in self.log_text():
+            what = "has lost one of its ports to another process"
         else:
             what = f"was not healthy within --start-timeout-s {self.config.cluster.start_timeout_s:g}"
         lines = "\n  ".join(useful_lines(self.log_text()))
