@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from slime_rl.cluster.folders import check_spared
@@ -32,21 +32,42 @@ _OUTPUTS = (
 
 @contextmanager
 def run_folder(config: Config) -> Iterator[Path]:
-    """Hold the run folder for the time of the block.
+    """Hold the run folder, and that of the checkpoints where it is elsewhere, for the time of the block.
 
     Raises:
-        ValueError: another run holds it, it has results and neither --overwrite nor --load is given, or --overwrite
-            would remove what this run reads.
+        ValueError: another run holds one of them, the run folder has results (or the other one checkpoints) and neither
+            --overwrite nor --load is given, or --overwrite would remove what this run reads.
     """
-    folder = config.run_dir
+    folder, saved = config.run_dir, config.checkpoint_dir
+    within = (folder.resolve(), (folder / "checkpoints").resolve())
+    is_apart = config.checkpoint.save_interval is not None and saved.resolve() not in within
+    with _locked("--run-dir", folder), _locked("--save", saved) if is_apart else nullcontext():
+        if is_apart:
+            _check_ours(config, saved)
+        _make_room(config, folder)
+        yield folder
+
+
+@contextmanager
+def _locked(flag: str, folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as lock:  # the kernel drops the lock with the process, however it ends
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(f"--run-dir {folder}: another run is using this folder; choose another one") from None
-        _make_room(config, folder)
-        yield folder
+            raise ValueError(f"{flag} {folder}: another run is using this folder; choose another one") from None
+        yield
+
+
+def _check_ours(config: Config, saved: Path) -> None:
+    """A run that begins at step 0 would mix its checkpoints with those of another, and remove some of them."""
+    options = config.checkpoint
+    begins = (options.load is None or options.finetune) and not config.logging.overwrite
+    if begins and (saved / "latest").exists():
+        raise ValueError(
+            f"--save {saved} already holds checkpoints; continue them with --load {saved} (without --finetune), choose "
+            "another folder, or add --overwrite to have them replaced step by step"
+        )
 
 
 def outputs_in(folder: Path) -> list[str]:

@@ -201,7 +201,9 @@ def save_reference(state: TrainState, path: Path) -> None:
     strategy = FullyParallelSaveStrategyWrapper(InProcessSaveStrategy(), state.layout.dp_cp.group)
     with state.reference.swapped_into(state.models):
         models = {_model_key(state, i): _sharded_model(state, model) for i, model in enumerate(state.models)}
-        dist_checkpointing.save(models, str(path), strategy, **_save_options())
+        with naming_a_full_disk(path):
+            request = dist_checkpointing.save(models, str(path), strategy, async_sharded_save=True, **_save_options())
+        PendingSave(request, in_background=False).finish()
     dist.barrier()
 
 

@@ -14,6 +14,32 @@ def test_two_runs_cannot_share_a_folder(tmp_path: Path) -> None:
         pass
 
 
+def test_two_runs_cannot_save_to_one_folder(tmp_path: Path) -> None:
+    saves = ("--save-interval", "1", "--save", str(tmp_path / "saved"))
+    one, other = (make_config(tmp_path, "--run-dir", str(tmp_path / name), *saves) for name in ("one", "other"))
+    with run_folder(one):
+        with pytest.raises(ValueError, match=r"--save .*saved: another run is using this folder"), run_folder(other):
+            pass
+        with run_folder(make_config(tmp_path, "--run-dir", str(tmp_path / "third"))):
+            pass
+    inside = make_config(tmp_path, "--save-interval", "1", "--save", str(tmp_path / "run"))
+    with run_folder(inside):
+        pass
+
+
+def test_a_run_that_begins_does_not_save_among_the_checkpoints_of_another(tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    (saved / "latest").write_text("step_00000100")
+    saves = ("--save-interval", "1", "--save", str(saved))
+    message = r"--save .*saved already holds checkpoints"
+    with pytest.raises(ValueError, match=message), run_folder(make_config(tmp_path, *saves)):
+        pass
+    for more in (("--load", str(saved)), ("--overwrite",)):
+        with run_folder(make_config(tmp_path, *saves, *more)):
+            pass
+
+
 def test_results_are_not_overwritten_unasked(tmp_path: Path) -> None:
     config = make_config(tmp_path)
     with run_folder(config) as folder:
