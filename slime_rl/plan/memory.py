@@ -30,8 +30,8 @@ from slime_rl.plan.shape import ModelShape, read_shape
 TRAIN_RESERVED_BYTES = 3 * GIB  # CUDA context, NCCL buffers, workspaces, fragmentation
 ENGINE_RESERVED_BYTES = 4 * GIB  # CUDA graphs and activations of the largest prefill chunk
 ENGINE_FRACTION = 0.85  # of SGLang's mem_fraction_static where --engine-mem-fraction is not given
-LOGIT_BUFFERS = 4  # copies of one chunk of float32 logits that the loss holds at once
-LOGIT_CHUNK_BYTES = 64 * 1024**2
+LOGIT_BYTES = 256 * 1024**2  # most float32 logits that the loss keeps for its backward pass
+LOGIT_TILE_BYTES, LOGIT_TILES = 64 * 1024**2, 3  # those that are worked on, on a GPU
 CPU_PROCESS_BYTES = 1.1 * GIB  # imports of one worker or engine process on a CPU
 
 
@@ -112,8 +112,7 @@ def training_memory(shape: ModelShape, config: Config, available_bytes: float, *
         parts["teacher (while its pass runs)"] = size * own.total
     parts["activations"] = _activations(shape, config, size, num_micro_batches)
     rows = shape.vocab_size / p.tensor_model_parallel_size
-    chunk = max(LOGIT_CHUNK_BYTES, 4 * rows)
-    parts["logits, a chunk at a time"] = LOGIT_BUFFERS * chunk
+    parts["logits, at most"] = LOGIT_BYTES + LOGIT_TILES * max(LOGIT_TILE_BYTES, 4 * rows)
     parts["reserve"] = TRAIN_RESERVED_BYTES if config.cluster.device != "cpu" else CPU_PROCESS_BYTES
     return Memory(parts, available_bytes)
 

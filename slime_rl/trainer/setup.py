@@ -53,7 +53,9 @@ def build_state(config: Config, layout: Layout, device: torch.device) -> tuple[T
     if config.model.freeze_params:
         freeze(models, config.model.freeze_params)
     temperature = 1.0 if config.train.loss == "sft" else config.sampling.rollout_temperature
-    spec = head_spec(layout.tp.group, layout.tp.rank, layout.tp.size, architecture.vocab_size, temperature)
+    spec = head_spec(
+        layout.tp.group, layout.tp.rank, layout.tp.size, architecture.vocab_size, temperature, device.type == "cuda"
+    )
     head = PolicyHead(spec, layout, config.parallel.sequence_parallel)
     state = _assemble(config, layout, device, models, architecture, head)
     state.reference, state.teacher = reference, teacher

@@ -22,10 +22,13 @@ def plain(
     return log_p.gather(-1, targets[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 7, 100])
+@pytest.mark.parametrize("kept_bytes", [0, 1_000_000])
+@pytest.mark.parametrize("tile", [(1, 1), (3, 4), (7, 11), (100, 3), (2, 100)])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_values_and_gradients_are_those_of_a_plain_softmax(chunk: int, temperature: float) -> None:
-    spec = HeadSpec(None, 1, 0, V, temperature, chunk_bytes=4 * V * chunk)
+def test_values_and_gradients_are_those_of_a_plain_softmax(
+    tile: tuple[int, int], temperature: float, kept_bytes: int
+) -> None:
+    spec = HeadSpec(None, 1, 0, V, temperature, tile, kept_bytes)
     hidden, weight, targets = make_inputs()
     mix = torch.linspace(-1, 2, K)
     log_probs, entropy = log_probs_and_entropy(hidden, weight, targets, spec)
