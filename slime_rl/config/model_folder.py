@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from pathlib import Path
 from typing import Any
 
 INDEX = "model.safetensors.index.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model", "tokenizer_config.json")
+_SHARD = re.compile(r"(?P<prefix>.*)-\d+-of-(?P<count>\d+)\.safetensors$")
 _MAX_HEADER_BYTES = 100 * 1024**2  # the format's own limit
 
 
@@ -56,9 +58,10 @@ def weight_files(folder: Path) -> list[Path]:
     """
     index = folder / INDEX
     if not index.is_file():
-        files = sorted(folder.glob("*.safetensors"))
+        files = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
         if not files:
-            raise ValueError(f"{folder}: must hold weights as *.safetensors, found {_contents(folder)}")
+            raise ValueError(f"{folder}: must hold weights as *.safetensors, found {_contents(folder)}{_hint(folder)}")
+        _check_all_shards(folder, files)
         return files
     names = sorted(set(_weight_map(folder).values()))
     missing = [name for name in names if not (folder / name).is_file()]
@@ -70,14 +73,34 @@ def weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
+def _hint(folder: Path) -> str:
+    """What to do with a folder that has weights in another form."""
+    if any(path.suffix in (".bin", ".pt", ".pth") for path in _listed(folder)):
+        return "; transformers loads those, and its save_pretrained writes safetensors"
+    if any(path.suffix == ".gguf" for path in _listed(folder)):
+        return "; tools/convert_gguf_to_hf.py makes them from GGUF"
+    return ""
+
+
+def _check_all_shards(folder: Path, files: list[Path]) -> None:
+    """Without an index the names say how many files there are."""
+    of = {found["prefix"]: int(found["count"]) for path in files if (found := _SHARD.match(path.name))}
+    for prefix, count in of.items():
+        there = [path.name for path in files if (found := _SHARD.match(path.name)) and found["prefix"] == prefix]
+        if len(there) != count:
+            raise ValueError(f"{folder}: must hold all {count} files that {there[0]} is one of, found {len(there)}")
+
+
 def _weight_map(folder: Path) -> dict[str, str]:
     """Weight -> file name, as the index has it."""
     try:
-        return {name: str(Path(file)) for name, file in json.loads((folder / INDEX).read_text())["weight_map"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{folder / INDEX}: must map names to files under weight_map: {type(error).__name__}: {error}"
-        ) from error
+        content = json.loads((folder / INDEX).read_text())
+    except ValueError as error:
+        raise ValueError(f"{folder / INDEX}: must be JSON: {error}") from error
+    places = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
+        raise ValueError(f"{folder / INDEX}: must map names of weights to names of files under weight_map")
+    return {name: str(Path(file)) for name, file in places.items()}
 
 
 def read_header(file: Path) -> dict[str, Any]:
@@ -104,7 +127,11 @@ def read_header(file: Path) -> dict[str, Any]:
     return {name: entry for name, entry in header.items() if name != "__metadata__"}
 
 
+def _listed(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
 def _contents(folder: Path) -> str:
-    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    names = [path.name for path in _listed(folder)]
     shown = ", ".join(names[:8]) or "nothing"
     return f"{shown} and {len(names) - 8} more" if len(names) > 8 else shown

@@ -35,7 +35,27 @@ def test_folder_without_tokenizer_is_refused_unless_none_is_needed(folder: Path)
 
 def test_folder_without_weights_is_refused(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(ValueError, match=r"must hold weights as \*\.safetensors, found .*pytorch_model\.bin"):
+    hint = r"must hold weights as \*\.safetensors, found .*pytorch_model\.bin.*; .*save_pretrained writes safetensors"
+    with pytest.raises(ValueError, match=hint):
+        check_model_files("--hf-checkpoint", folder)
+
+
+def test_missing_shard_is_noticed_without_an_index(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    write_safetensors(folder / "model-00001-of-00002.safetensors", name="a")
+    with pytest.raises(
+        ValueError, match=r"must hold all 2 files that model-00001-of-00002\.safetensors is one of, .* 1"
+    ):
+        check_model_files("--hf-checkpoint", folder)
+    write_safetensors(folder / "model-00002-of-00002.safetensors", name="b")
+    write_safetensors(folder / "mtp.safetensors", name="c")
+    assert len(weight_files(folder)) == 3
+
+
+def test_folder_with_the_name_of_a_weight_file_is_none(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").mkdir()
+    with pytest.raises(ValueError, match=r"must hold weights as \*\.safetensors"):
         check_model_files("--hf-checkpoint", folder)
 
 
@@ -62,9 +82,10 @@ def test_missing_shard_is_named(folder: Path) -> None:
     assert [file.name for file in weight_files(folder)] == names
 
 
-def test_broken_index_is_refused(folder: Path) -> None:
-    (folder / INDEX).write_text('{"weight_map": []}')
-    with pytest.raises(ValueError, match="must map names to files under weight_map"):
+@pytest.mark.parametrize("content", ['{"weight_map": []}', "[]", '{"weight_map": {"w": 1}}', "{}", "{"])
+def test_broken_index_is_refused(folder: Path, content: str) -> None:
+    (folder / INDEX).write_text(content)
+    with pytest.raises(ValueError, match=rf"--hf-checkpoint .*{INDEX}: must (map names of weights to names|be JSON)"):
         check_model_files("--hf-checkpoint", folder)
 
 
