@@ -109,7 +109,8 @@ def test_critic_of_another_size_resumes_exactly(model_path: Path, tmp_path: Path
         else:
             worker.save(tmp_path / "saved", 1, {})
         whole = worker.train(1, make_batch(1))
-        worker.finish_save()
+        if in_background:
+            worker.finish_save()
     with open_worker(make_config(model_path, *PPO, *flags)) as worker:
         worker.load(tmp_path / "saved")
         resumed = worker.train(1, make_batch(1))
