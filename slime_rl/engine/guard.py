@@ -55,6 +55,7 @@ class GuardedRouter(Protocol):
 
     def is_alive(self) -> bool: ...
     def answers(self, timeout_s: float) -> bool: ...
+    def end(self) -> None: ...
     def restart(self, engine_urls: list[str]) -> None: ...
     def add_worker(self, url: str) -> None: ...
     def remove_worker(self, url: str) -> None: ...
@@ -261,13 +262,15 @@ class EngineGuard:
             if self.router.answers(max(1.0, self.timeout_s - (time.monotonic() - answered))):
                 answered = time.monotonic()
                 continue
-            silent_s = time.monotonic() - answered
+            silent_s, what = time.monotonic() - answered, "has ended"
+            if self.router.is_alive():
+                if silent_s < self.timeout_s:
+                    continue
+                what = f"has not answered for {silent_s:.0f} s"
+                self.router.end()  # who waits for its answer holds the lock
             with self._router_lock:
                 if self._closing.is_set():
                     return
-                if self.router.is_alive() and silent_s < self.timeout_s:
-                    continue
-                what = "has ended" if not self.router.is_alive() else f"has not answered for {silent_s:.0f} s"
                 self._spend("router", f"the router {what}")
                 self.router.restart(self.urls(EngineState.SERVING))
             answered = time.monotonic()

@@ -61,6 +61,12 @@ class RouterProcess:
         """Whether it answers within `timeout_s`."""
         return answers(f"{self.url}/liveness", timeout_s, self.config.engine.authorization)
 
+    def end(self) -> None:
+        """End its process, at once; who waits for an answer gets an error. `restart` may follow."""
+        process = self._process
+        if process is not None:
+            process.stop(0.0)
+
     def restart(self, engine_urls: Sequence[str]) -> None:
         """End what is left of the router and start it again at the same address, with these engines behind it.
 

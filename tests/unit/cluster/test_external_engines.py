@@ -73,6 +73,8 @@ class Router:
     def answers(self, timeout_s: float) -> bool:
         return True
 
+    def end(self) -> None: ...
+
     def restart(self, engine_urls: list[str]) -> None: ...
 
     def add_worker(self, url: str) -> None:

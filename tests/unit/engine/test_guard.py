@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,12 +19,17 @@ class ScriptedRouter:
         self.behind: list[str] = []
         self.alive = self.answering = True
         self.num_restarts = 0
+        self.ended = threading.Event()
 
     def is_alive(self) -> bool:
         return self.alive
 
     def answers(self, timeout_s: float) -> bool:
         return self.alive and self.answering
+
+    def end(self) -> None:
+        self.alive = False
+        self.ended.set()
 
     def restart(self, engine_urls: list[str]) -> None:
         self.alive = self.answering = True
@@ -36,6 +42,9 @@ class ScriptedRouter:
     def remove_worker(self, url: str) -> None:
         if not self.alive:
             raise RuntimeError("the router does not answer")
+        if not self.answering:  # its process is stopped: a call gets no answer before that is ended
+            assert self.ended.wait(60)
+            raise RuntimeError("no answer: connection reset")
         if url in self.behind:
             self.behind.remove(url)
 
@@ -196,6 +205,16 @@ def test_the_first_wait_leaves_a_new_engine_alone(tmp_path: Path) -> None:
     scene.engines[0].ended = "exited with 1"
     time.sleep(0.3)
     assert scene.guard.urls(EngineState.SERVING) == ["a0", "b0"]
+    scene.guard.close()
+
+
+def test_a_router_that_hangs_is_replaced_while_a_call_waits_for_it(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.router.answering = False
+    scene.engines[0].ended = "exited with 1"  # is taken out of the router, which does not answer
+    scene.wait_for(lambda: scene.router.num_restarts == 1)
+    assert scene.router.behind == ["b0"]
+    assert "the router has not answered for" in scene.log
     scene.guard.close()
 
 
