@@ -19,8 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-CPU_TILE = (512, 2048)  # tokens and vocabulary rows whose float32 logits stay in a core's cache
-GPU_TILE_BYTES = 64 * 1024 * 1024  # of float32 logits, each token with the whole vocabulary: one product, large kernels
+# Float32 logits of a tile: on a CPU they stay in the cache, on a GPU products and kernels are large.
+CPU_TILE_BYTES, CPU_TILE_ROWS = 4 * 1024 * 1024, 2048
+GPU_TILE_BYTES = 64 * 1024 * 1024  # each token with the whole vocabulary
 KEPT_BYTES = 256 * 1024 * 1024  # most logits of a micro-batch that the backward pass is saved from computing again
 _LOWEST = -1e30  # below every logit; its differences are finite
 
@@ -34,7 +35,7 @@ class HeadSpec:
     first_token: int  # id of this worker's first vocabulary row
     num_tokens: int  # its rows that are real tokens; padding rows come after them
     temperature: float
-    tile: tuple[int, int] = CPU_TILE
+    tile: tuple[int, int]  # tokens, vocabulary rows
     kept_bytes: int = KEPT_BYTES
 
     def tiles(self, length: int) -> Iterator[slice]:
@@ -51,8 +52,9 @@ def head_spec(group: Any, rank: int, size: int, vocab_size: int, temperature: fl
     rows = -(-vocab_size // size)
     first = rank * rows
     own = max(0, min(rows, vocab_size - first))
-    tile = (max(1, GPU_TILE_BYTES // (4 * max(1, own))), max(1, own)) if on_gpu else CPU_TILE
-    return HeadSpec(group, size, first, own, temperature, tile)
+    tile_rows = max(1, own if on_gpu else min(own, CPU_TILE_ROWS))
+    tile_tokens = max(1, (GPU_TILE_BYTES if on_gpu else CPU_TILE_BYTES) // (4 * tile_rows))
+    return HeadSpec(group, size, first, own, temperature, (tile_tokens, tile_rows))
 
 
 def _slices(length: int, size: int) -> Iterator[slice]:
