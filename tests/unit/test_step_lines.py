@@ -209,14 +209,21 @@ def test_each_step_has_its_lines_once_wherever_the_run_is_ended(
         assert lines(config) == expected, f"killed at line {at}, {saved} steps saved"
 
 
-def test_a_step_whose_trainer_is_lost_after_its_save_stays_logged(tmp_path: Path) -> None:
-    config, lost = config_for(tmp_path), [2]
+def losing_a_worker_at(lost: int) -> Callable[[int], dict[str, float]]:
+    """A weight sync that loses a train worker, once, at version `lost`."""
+    left = [lost]
 
     def sync(version: int) -> dict[str, float]:
-        if version in lost:
-            lost.remove(version)
+        if version in left:
+            left.remove(version)
             raise TrainWorkerLost("train worker 0 has died")
         return {}
+
+    return sync
+
+
+def test_a_step_whose_trainer_is_lost_after_its_save_stays_logged(tmp_path: Path) -> None:
+    config, sync = config_for(tmp_path), losing_a_worker_at(2)
 
     assert run_of(config, sync=sync) == NUM_STEPS
     assert lines(config) == (EVERY_STEP, EVERY_EVALUATION, EVERY_STEP, EVERY_EVALUATION)
@@ -224,13 +231,7 @@ def test_a_step_whose_trainer_is_lost_after_its_save_stays_logged(tmp_path: Path
 
 def test_a_loss_while_the_trainers_are_restarted_is_another_restart(tmp_path: Path) -> None:
     """A node that does not come back soon; without a restart left the reason ends the run."""
-    config, lost = config_for(tmp_path), [2]
-
-    def sync(version: int) -> dict[str, float]:
-        if version in lost:
-            lost.remove(version)
-            raise TrainWorkerLost("train worker 0 has died")
-        return {}
+    config, sync = config_for(tmp_path), losing_a_worker_at(2)
 
     def no_place_twice(error: TrainWorkerLost) -> None:
         reasons.append(str(error))
