@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 import ray
 
@@ -18,6 +18,8 @@ from slime_rl.engine.router import RouterProcess
 
 _CHECKSUM_S = 120.0
 _ABORT_S = 10.0
+
+T = TypeVar("T")
 
 
 class EngineGroup:
@@ -56,17 +58,17 @@ class EngineGroup:
 
     def settle(self, version: int, updated: list[str], failed: dict[str, str]) -> None:
         """After a weight update: replace the engines that failed in it, and give traffic to the stale ones that now
-        have the same weights as an engine that was never lost."""
+        have the same weights as an engine of their size that was never lost. Where none is left their version counts:
+        what they got was checked when they got it."""
         for url, reason in failed.items():
             self.guard.report(url, f"failed in the weight update to version {version}: {reason}")
         stale = [url for url in self.guard.urls(EngineState.STALE) if url in updated]
         if not stale:
             return
         sound = [url for url in self.guard.urls(EngineState.SERVING) if url in updated]
-        found = asyncio.run(_fingerprints([*sound[:1], *stale], self.headers))
-        expected = next((found[url] for url in sound[:1] if isinstance(found[url], tuple)), None)
+        found, wanted = asyncio.run(_fingerprints(stale, sound, self.headers))
         for url in stale:
-            print_ = found[url]
+            print_, expected = found[url], wanted.get(url)
             if isinstance(print_, EngineError):
                 self.guard.report(url, f"does not tell its checksum: {print_}")
             elif print_[0] != str(version) or (expected is not None and print_ != expected):
@@ -123,14 +125,32 @@ def other_engines(config: Config, placement: Placement) -> dict[str, EngineGroup
     return found
 
 
-async def _fingerprints(urls: list[str], headers: dict[str, str]) -> dict[str, tuple[str, str] | EngineError]:
-    """(weight version, checksum of the weights) of each engine, or why it does not tell them."""
+Fingerprint = tuple[str, str]  # weight version, checksum of the weights
 
-    async def one(url: str) -> tuple[str, str] | EngineError:
-        async with EngineControl(url, _CHECKSUM_S, headers=headers) as control:
-            try:
-                return await control.weight_version(), await control.checksum()
-            except EngineError as error:
-                return error
 
-    return dict(zip(urls, await asyncio.gather(*map(one, urls)), strict=True))
+async def _fingerprints(
+    stale: list[str], sound: list[str], headers: dict[str, str]
+) -> tuple[dict[str, Fingerprint | EngineError], dict[str, Fingerprint]]:
+    """What each stale engine has, or why it does not tell; and what the first sound one of its size has, by its URL.
+    Each rank has a part of the weights, so that checksums of engines of other sizes differ."""
+
+    async def ask(question: Callable[[EngineControl], Awaitable[T]], urls: list[str]) -> dict[str, T | EngineError]:
+        async def one(url: str) -> T | EngineError:
+            async with EngineControl(url, _CHECKSUM_S, headers=headers) as control:
+                try:
+                    return await question(control)
+                except EngineError as error:
+                    return error
+
+        return dict(zip(urls, await asyncio.gather(*map(one, urls)), strict=True))
+
+    async def fingerprint(control: EngineControl) -> Fingerprint:
+        return await control.weight_version(), await control.checksum()
+
+    sizes = await ask(EngineControl.num_ranks, [*stale, *sound])
+    alike = {url: next((other for other in sound if sizes[other] == sizes[url]), None) for url in stale}
+    models = dict.fromkeys(other for other in alike.values() if other is not None)
+    found = await ask(fingerprint, [*stale, *models])
+    wanted = {url: found[other] for url, other in alike.items() if other is not None}
+    told = {url: value for url, value in wanted.items() if not isinstance(value, EngineError)}
+    return {url: found[url] for url in stale}, told

@@ -24,6 +24,18 @@ class Slot:
 
 
 @dataclass(frozen=True)
+class EngineShape:
+    """How large an engine is: so many parts, each on one node."""
+
+    gpus_per_part: int
+    num_parts: int = 1
+
+    @property
+    def num_gpus(self) -> int:
+        return self.gpus_per_part * self.num_parts
+
+
+@dataclass(frozen=True)
 class EnginePart:
     """Where one node's part of an engine runs: an actor in `bundle`, its server on `gpus` of that node."""
 
@@ -72,28 +84,39 @@ def order_slots(slots: Sequence[Slot]) -> list[Slot]:
     return sorted(slots, key=lambda slot: (-size[slot.node], slot.node, -1 if slot.gpu is None else slot.gpu, slot))
 
 
-def engine_places(
-    slots: Sequence[Slot], num_engines: int, gpus_per_part: int, parts_per_engine: int = 1
-) -> list[tuple[EnginePart, ...]]:
+def engine_places(slots: Sequence[Slot], shapes: Sequence[EngineShape]) -> list[tuple[EnginePart, ...]]:
     """The parts of each engine, each on slots of one bundle: Ray may move bundles one by one when a node is lost.
+    Engines with larger parts choose first, since small ones fit into what is left.
 
     Raises:
-        ValueError: not that many fit.
+        ValueError: not all of them fit.
     """
-    by_bundle: dict[int, list[Slot]] = {}
+    free: dict[int, list[Slot]] = {}
     for slot in order_slots(slots):
-        by_bundle.setdefault(slot.bundle, []).append(slot)
-    parts = []
-    for bundle, own in by_bundle.items():
-        for start in range(0, len(own) - gpus_per_part + 1, gpus_per_part):
-            part = own[start : start + gpus_per_part]
-            gpus = tuple(slot.gpu for slot in part if slot.gpu is not None)
-            parts.append(EnginePart(bundle, part[0].node, gpus))
-    if len(parts) < num_engines * parts_per_engine:
-        counts = Counter(slot.node for slot in order_slots(slots))
-        shares = ", ".join(f"{count} on {node}" for node, count in counts.items())
-        each = f"{gpus_per_part * parts_per_engine} GPUs (--rollout-num-gpus-per-engine)"
-        nodes = "each on one node" if parts_per_engine == 1 else f"each on {parts_per_engine} nodes"
-        raise ValueError(f"{num_engines} engines of {each}, {nodes}, do not fit: there are {shares}")
-    starts = range(0, num_engines * parts_per_engine, parts_per_engine)
-    return [tuple(parts[start : start + parts_per_engine]) for start in starts]
+        free.setdefault(slot.bundle, []).append(slot)
+    places: dict[int, tuple[EnginePart, ...]] = {}
+    for index in sorted(range(len(shapes)), key=lambda index: -shapes[index].gpus_per_part):
+        parts = [_take_part(free, shapes[index].gpus_per_part) for _ in range(shapes[index].num_parts)]
+        places[index] = tuple(part for part in parts if part is not None)
+        if len(places[index]) < len(parts):
+            raise ValueError(_do_not_fit(slots, shapes))
+    return [places[index] for index in range(len(shapes))]
+
+
+def _take_part(free: dict[int, list[Slot]], num_gpus: int) -> EnginePart | None:
+    """The first slots of a bundle that has as many left."""
+    for bundle, left in free.items():
+        if len(left) >= num_gpus:
+            part, free[bundle] = left[:num_gpus], left[num_gpus:]
+            return EnginePart(bundle, part[0].node, tuple(slot.gpu for slot in part if slot.gpu is not None))
+    return None
+
+
+def _do_not_fit(slots: Sequence[Slot], shapes: Sequence[EngineShape]) -> str:
+    counts = Counter(slot.node for slot in order_slots(slots))
+    shares = ", ".join(f"{count} on {node}" for node, count in counts.items())
+    wanted = []
+    for shape, count in Counter(shapes).items():
+        nodes = "each on one node" if shape.num_parts == 1 else f"each on {shape.num_parts} nodes"
+        wanted.append(f"{count} engines of {shape.num_gpus} GPUs (--rollout-num-gpus-per-engine), {nodes}")
+    return f"{' and '.join(wanted)}, do not fit: there are {shares}"

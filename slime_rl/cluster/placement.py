@@ -22,6 +22,7 @@ from slime_rl.cluster.errors import no_place
 from slime_rl.cluster.layout import (
     BundlePlan,
     EnginePart,
+    EngineShape,
     Slot,
     engine_places,
     order_slots,
@@ -68,22 +69,23 @@ class Placement:
         self.config, self.uses_gpus = config, cluster.device == "cuda"
         self._gpus: dict[tuple[str, int], list[int]] = {}  # by placement group and bundle, as they were at first
         self._reserved: defaultdict[str, float] = defaultdict(float)  # CPUs and GPUs
-        self.places: list[tuple[EnginePart, ...]] = []
+        self.places: list[tuple[EnginePart, ...]] = []  # of the policy's engines
+        self.rollout: list[PlacementGroup] = []  # which each of them is in
         has_engines = config.needs_engines and not cluster.rollout_external_engine_addrs
-        workers, engines = cluster.train_num_workers, cluster.rollout_num_engines
-        on_node, nodes = cluster.engine_gpus_on_node, cluster.nodes_per_engine
+        shapes, workers = _policy_shapes(config) if has_engines else [], cluster.train_num_workers
         if cluster.colocate and has_engines:
-            plan = plan_colocated(workers, cluster.num_workers_per_node, on_node)
+            largest = max(shape.gpus_per_part for shape in shapes)
+            plan = plan_colocated(workers, cluster.num_workers_per_node, largest)
             self.train = self._seats(plan, cpus_each=2)
-            self.rollout = self.train.group
-            self.places = engine_places(self.train.slots, engines, on_node, nodes)
+            self.rollout = [self.train.group] * len(shapes)
+            self.places = engine_places(self.train.slots, shapes)
         else:
             self.train = self._seats(plan_training(workers, cluster.num_workers_per_node), cpus_each=1)
         self.critic = None
         if config.critic_is_apart:
             self.critic = self._seats(plan_training(config.critic.critic_num_workers, None), cpus_each=1)
         if has_engines and not cluster.colocate:
-            self.rollout, self.places = self._places(engines, cluster)
+            self._reserve_policy(shapes)
         self._check_reach()
 
     def _check_reach(self) -> None:
@@ -101,7 +103,7 @@ class Placement:
 
     def engine_seats(self, index: int) -> list[EngineSeat]:
         """Where engine `index` runs, by node."""
-        return [(_options(self.rollout, part.bundle), part.gpus) for part in self.places[index]]
+        return [(_options(self.rollout[index], part.bundle), part.gpus) for part in self.places[index]]
 
     def present_gpus(self, wanted: Sequence[EngineSeat]) -> list[tuple[int, ...]]:
         """For (Ray options, indices of the GPUs as they were at first) the indices now: when a node is lost Ray moves
@@ -127,14 +129,23 @@ class Placement:
 
     def reserve_engines(self, num_engines: int, cluster: ClusterConfig) -> list[list[EngineSeat]]:
         """Where engines beside those of the policy run, by node, on GPUs of their own; `cluster` says how large."""
-        group, places = self._places(num_engines, cluster)
+        group, places = self._places(num_engines, _shape(cluster))
         return [[(_options(group, part.bundle), part.gpus) for part in parts] for parts in places]
 
-    def _places(self, num_engines: int, cluster: ClusterConfig) -> tuple[PlacementGroup, list[tuple[EnginePart, ...]]]:
-        on_node, nodes = cluster.engine_gpus_on_node, cluster.nodes_per_engine
-        plan = BundlePlan(num_engines * nodes, on_node, spread=False)
+    def _reserve_policy(self, shapes: Sequence[EngineShape]) -> None:
+        """A placement group for the engines of each size: the largest first, while there are whole nodes."""
+        found: dict[int, tuple[PlacementGroup, tuple[EnginePart, ...]]] = {}
+        for shape in sorted(set(shapes), key=lambda shape: -shape.num_gpus):
+            alike = [index for index, other in enumerate(shapes) if other == shape]
+            group, places = self._places(len(alike), shape)
+            found |= {index: (group, parts) for index, parts in zip(alike, places, strict=True)}
+        self.rollout = [found[index][0] for index in range(len(shapes))]
+        self.places = [found[index][1] for index in range(len(shapes))]
+
+    def _places(self, num_engines: int, shape: EngineShape) -> tuple[PlacementGroup, list[tuple[EnginePart, ...]]]:
+        plan = BundlePlan(num_engines * shape.num_parts, shape.gpus_per_part, spread=False)
         group = self._reserve(plan, cpus_each=1)
-        return group, engine_places(self._slots(group, plan), num_engines, on_node, nodes)
+        return group, engine_places(self._slots(group, plan), [shape] * num_engines)
 
     def _seats(self, plan: BundlePlan, cpus_each: int) -> Seats:
         group = self._reserve(plan, cpus_each)
@@ -193,6 +204,18 @@ class Placement:
         found = ray.get(asked, timeout=self.config.cluster.start_timeout_s)
         self._gpus |= {_key(_options(group, bundle)): gpus for bundle, (_, gpus) in enumerate(found)}
         return [Slot(node, gpu, bundle) for bundle, (node, gpus) in enumerate(found) for gpu in gpus]
+
+
+def _shape(cluster: ClusterConfig) -> EngineShape:
+    return EngineShape(cluster.engine_gpus_on_node, cluster.nodes_per_engine)
+
+
+def _policy_shapes(config: Config) -> list[EngineShape]:
+    """Of the policy's engines, by number."""
+    policy = config.served_models[0]
+    return [
+        _shape(config.for_engine(policy, group).cluster) for group in policy.groups for _ in range(group.num_engines)
+    ]
 
 
 def _node_and_gpus() -> tuple[str, list[int]]:

@@ -149,7 +149,7 @@ def num_places(config: Config) -> int:
     cluster = config.cluster
     engines = cluster.train_num_workers  # with --colocate their bundles have two for each worker
     if not cluster.colocate:
-        engines = cluster.rollout_num_engines * cluster.rollout_num_gpus_per_engine
+        engines = config.served_models[0].num_gpus
     return config.num_train_processes + engines + config.num_gpus_beside + _OTHER_ACTORS
 
 

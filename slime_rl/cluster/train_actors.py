@@ -126,10 +126,8 @@ class TrainActor(MegatronActor):
         """See weight_sync.memory; (what is released now, engines that failed). Here because it needs torch."""
         from slime_rl.weight_sync.memory import EngineMemory
 
-        cluster = self.config.cluster
-        on_cuda, shards = cluster.device == "cuda", cluster.rollout_num_gpus_per_engine
-        headers = self.config.engine.authorization
-        memory = EngineMemory(on_cuda=on_cuda, num_shards=shards, released=released, headers=headers)
+        on_cuda, headers = self.config.cluster.device == "cuda", self.config.engine.authorization
+        memory = EngineMemory(on_cuda=on_cuda, released=released, headers=headers)
         memory.change(action, urls)
         return memory.released, memory.failed
 

@@ -81,12 +81,6 @@ class ClusterConfig:
             wanted = f"must be --num-nodes x --num-workers-per-node = {product}, or left out"
             check(self.train_num_workers == product, "--train-num-workers", wanted, self.train_num_workers)
         each = self.rollout_num_gpus_per_engine
-        if self.rollout_num_gpus is not None:
-            wanted = (
-                f"must be --rollout-num-engines x --rollout-num-gpus-per-engine = {self.rollout_num_engines * each}"
-            )
-            is_whole = self.rollout_num_gpus == self.rollout_num_engines * each
-            check(is_whole, "--rollout-num-gpus", wanted, self.rollout_num_gpus)
         check_engine_size("--rollout-num-gpus-per-engine", each, self.rollout_num_gpus_per_node)
         external = self.rollout_external_engine_addrs
         for url in external:
@@ -96,11 +90,6 @@ class ClusterConfig:
             wanted = f"must be the number of --rollout-external-engine-addrs ({len(external)}), or left out"
             check(self.rollout_num_engines == len(external), "--rollout-num-engines", wanted, self.rollout_num_engines)
             check(not self.colocate, "--colocate", "cannot be used with --rollout-external-engine-addrs", True)
-        if self.colocate and self.rollout_num_engines * each > self.train_num_workers:
-            wanted = (
-                f"engines of {each} GPUs do not fit on the {self.train_num_workers} of the train workers (--colocate)"
-            )
-            check(False, "--rollout-num-engines", wanted, self.rollout_num_engines)
 
     @property
     def nodes_per_engine(self) -> int:
@@ -128,7 +117,8 @@ def derived_counts(values: Mapping[str, Any]) -> dict[str, int]:
     if values.get("sglang_config"):
         policy = read_served_models(values["sglang_config"], values.get("rollout_num_gpus_per_engine") or 1)[0]
         if values.get("rollout_num_gpus_per_engine") is None:
-            found["rollout_num_gpus_per_engine"] = policy.groups[0].num_gpus_per_engine
+            # The smallest: groups that do not say it have 1, and must have it when the file is read again.
+            found["rollout_num_gpus_per_engine"] = min(policy.sizes)
         if values.get("rollout_num_engines") is None:
             found["rollout_num_engines"] = policy.num_engines
     elif values.get("rollout_num_engines") is None:

@@ -67,13 +67,6 @@ class Config:
             "weights back cannot take a delta",
             self.weight_sync.weight_sync,
         )
-        check(
-            self.cluster.nodes_per_engine == 1 or self.weight_sync.weight_sync != "tensor",
-            "--weight-sync",
-            f"must not be tensor where an engine spans {self.cluster.nodes_per_engine} nodes "
-            "(--rollout-num-gpus-per-node): they share no memory",
-            self.weight_sync.weight_sync,
-        )
         self._check_data()
         self._check_algorithm()
         self._check_schedules()
@@ -246,10 +239,10 @@ class Config:
             check(policy.num_engines == count, "--rollout-num-engines", f"must be as in {FLAG}, or left out", count)
             for size in {group.num_gpus_per_engine for model in models for group in model.groups}:
                 check_engine_size(f"{FLAG}: num_gpus_per_engine", size, self.cluster.rollout_num_gpus_per_node)
-            same = policy.groups[0].num_gpus_per_engine == each
-            check(same, "--rollout-num-gpus-per-engine", f"must be as in {FLAG}, or left out", each)
+            check(each in policy.sizes, "--rollout-num-gpus-per-engine", f"must be as in {FLAG}, or left out", each)
             is_ours = policy.model_path is None or Path(policy.model_path).resolve() == Path(path).resolve()
             check(is_ours, f"{FLAG}: {policy.name}: model_path", f"must be --hf-checkpoint ({path})", policy.model_path)
+        self._check_sizes(models[0])
         if models[0].is_disaggregated:
             self._check_disaggregated()
         if any(model.is_disaggregated for model in models):  # the last one of a kind would be taken out
@@ -259,6 +252,26 @@ class Config:
             names = [model.name for model in models if not model.is_policy]
             rule = f"must name a model of {FLAG} that is not the policy ({', '.join(names) or 'there is none'})"
             check(url.removeprefix(SCHEME) in names, "--reward-url", rule, url)
+
+    def _check_sizes(self, policy: ServedModel) -> None:
+        """GPUs of the policy's engines, which may differ."""
+        cluster, count = self.cluster, policy.num_engines
+        each = " and ".join(map(str, policy.sizes))
+        if cluster.rollout_num_gpus is not None:
+            same = "--rollout-num-engines x --rollout-num-gpus-per-engine"
+            wanted = f"must be {same if len(policy.sizes) == 1 else f'as in {FLAG}'} = {policy.num_gpus}"
+            check(cluster.rollout_num_gpus == policy.num_gpus, "--rollout-num-gpus", wanted, cluster.rollout_num_gpus)
+        workers = cluster.train_num_workers
+        wanted = f"engines of {each} GPUs do not fit on the {workers} of the train workers (--colocate)"
+        check(not cluster.colocate or policy.num_gpus <= workers, "--rollout-num-engines", wanted, count)
+        nodes = max(self.for_engine(policy, group).cluster.nodes_per_engine for group in policy.groups)
+        check(
+            nodes == 1 or self.weight_sync.weight_sync != "tensor",
+            "--weight-sync",
+            f"must not be tensor where an engine spans {nodes} nodes (--rollout-num-gpus-per-node): "
+            "they share no memory",
+            self.weight_sync.weight_sync,
+        )
 
     def _check_disaggregated(self) -> None:
         """Rules of a policy whose prompts and responses are computed by different engines."""
@@ -281,8 +294,7 @@ class Config:
     @property
     def num_gpus_beside(self) -> int:
         """GPUs of the engines of models beside the policy (on CPU: their places)."""
-        groups = [group for model in self.served_models[1:] for group in model.groups]
-        return sum(group.num_engines * group.num_gpus_per_engine for group in groups)
+        return sum(model.num_gpus for model in self.served_models[1:])
 
     def for_engine(self, model: ServedModel, group: ServerGroup) -> Config:
         """As an engine of that group is to see it. --sglang-* flags are the policy's."""

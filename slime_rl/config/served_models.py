@@ -4,7 +4,7 @@ sglang:
   - name: policy                       # gets the trainer's weights; without model_path it is --hf-checkpoint
     server_groups:
       - {num_gpus: 2, overrides: {max-running-requests: 64}}
-      - {num_gpus: 1, overrides: {chunked-prefill-size: 512}}
+      - {num_gpus: 4, num_gpus_per_engine: 4, overrides: {chunked-prefill-size: 512}}
   - name: judge
     model_path: /models/judge          # keeps its weights; has a router of its own
     server_groups:
@@ -44,6 +44,10 @@ class ServerGroup:
     worker_type: WorkerType = "regular"
 
     @property
+    def num_gpus(self) -> int:
+        return self.num_engines * self.num_gpus_per_engine
+
+    @property
     def all_arguments(self) -> tuple[str, ...]:
         """With the one that `worker_type` stands for."""
         mode = () if self.worker_type == "regular" else (f"{MODE_ARGUMENT}={self.worker_type}",)
@@ -62,6 +66,15 @@ class ServedModel:
     @property
     def num_engines(self) -> int:
         return sum(group.num_engines for group in self.groups)
+
+    @property
+    def num_gpus(self) -> int:
+        return sum(group.num_gpus for group in self.groups)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """GPUs of an engine, of each kind once, in the order of the groups."""
+        return tuple(dict.fromkeys(group.num_gpus_per_engine for group in self.groups))
 
     @property
     def is_disaggregated(self) -> bool:
@@ -96,9 +109,9 @@ def read_served_models(path: str, gpus_per_engine: int) -> tuple[ServedModel, ..
     policies = [model for model in models if model.is_policy]
     if len(policies) != 1:
         _fail(path, "must have exactly one model with update_weights (without model_path it is so by itself)", names)
-    sizes = [group.num_gpus_per_engine for group in policies[0].groups]
-    if len(set(sizes)) > 1:
-        _fail(path, f"must give all engines of {policies[0].name} the same num_gpus_per_engine", sizes)
+    if policies[0].is_disaggregated and len(policies[0].sizes) > 1:
+        rule = f"must give all engines of {policies[0].name} the same num_gpus_per_engine, since caches go between them"
+        _fail(path, rule, policies[0].sizes)
     return (*policies, *(model for model in models if not model.is_policy))
 
 

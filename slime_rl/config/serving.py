@@ -50,8 +50,8 @@ class EngineConfig:
     """File with an API key that engines and router ask every caller for; without one they answer anybody."""
 
     sglang_config: str | None = None
-    """YAML file with groups of engines that have SGLang arguments of their own, and with models beside the policy (a
-    judge, say); docs/engines.md shows one. It gives --rollout-num-engines."""
+    """YAML file with groups of engines that have SGLang arguments or sizes of their own, and with models beside the
+    policy (a judge, say); docs/engines.md shows one. It gives --rollout-num-engines."""
 
     sglang_args: tuple[str, ...] = flag((), passthrough="sglang")
     """Every --sglang-NAME [VALUE] is passed to the policy's SGLang servers as --NAME [VALUE]."""

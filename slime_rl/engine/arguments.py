@@ -145,7 +145,8 @@ def check_quantization(config: Config, device: str) -> str | None:
     if blocks is None:
         return None
     if config.needs_engines:
-        check_engine_blocks(path, config.cluster.rollout_num_gpus_per_engine, on_cuda=device == "cuda")
+        for size in config.served_models[0].sizes:
+            check_engine_blocks(path, size, on_cuda=device == "cuda")
         if device == "cuda" and config.engine.engine_dtype == "float32":
             raise ValueError(
                 f"--engine-dtype must be bfloat16 or float16 where {path}/config.json has a {FIELD}, got float32"

@@ -48,6 +48,7 @@ class EngineControl:
         self.released = set() if released is None else released  # tags of the memory that it has given back
         self._headers = dict(headers or {})
         self._session: aiohttp.ClientSession | None = None
+        self._num_ranks: int | None = None  # as it said last
 
     async def __aenter__(self) -> EngineControl:
         return self
@@ -67,6 +68,20 @@ class EngineControl:
         except EngineError:
             return False
         return True
+
+    async def num_ranks(self, *, anew: bool = False) -> int:
+        """How many ranks of it get weights: its tensor-parallel size. Asked once, or `anew`: another server may run
+        at an URL by then.
+
+        Raises:
+            EngineRefused: it is cut into pipeline stages, too, which no weight update reaches.
+        """
+        if self._num_ranks is None or anew:
+            told = await self.call("GET", "/server_info")
+            if told.get("pp_size", 1) != 1:
+                raise EngineRefused(f"engine {self.url} must have pp-size 1 to get weights, got {told['pp_size']}")
+            self._num_ranks = int(told["tp_size"])
+        return self._num_ranks
 
     async def pause(self, mode: Literal["retract", "in_place", "abort"]) -> None:
         """Stop generating. New requests wait; those in flight go back to the queue, keep their place, or end."""
@@ -99,8 +114,9 @@ class EngineControl:
         body = {"serialized_named_tensors": payloads, "load_format": "flattened_bucket", "flush_cache": False}
         await self.call("POST", "/update_weights_from_tensor", body)
 
-    async def update_by_instruction(self, payloads: list[str]) -> None:
-        """Have our receiver in the engine load weights; one `Instruction.to_payload` for each tensor-parallel rank."""
+    async def update_by_instruction(self, payload: str) -> None:
+        """Have our receiver in every rank of the engine load weights; `payload` is that of an `Instruction`."""
+        payloads = [payload] * await self.num_ranks()
         body = {"serialized_named_tensors": payloads, "load_format": WEIGHT_RECEIVER, "flush_cache": False}
         await self.call("POST", "/update_weights_from_tensor", body)
 

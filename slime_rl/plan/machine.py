@@ -8,8 +8,8 @@ import psutil
 
 from slime_rl.config import Config
 from slime_rl.plan.hardware import GIB
-from slime_rl.plan.memory import engine_plan, training_memory
-from slime_rl.plan.plan import gpus_of, own_engine_gpus
+from slime_rl.plan.memory import training_memory
+from slime_rl.plan.plan import engine_plans, gpus_of, own_engine_gpus
 from slime_rl.plan.shape import read_shape
 
 # What a worker or a rank of an engine has to itself after its imports; measured: 150 to 260 MiB. The plan's estimate is
@@ -30,7 +30,7 @@ def check_processes(config: Config) -> str:
     state = training_memory(shape, config, 0.0, num_micro_batches=1).parts
     least = cluster.train_num_workers * sum(state[part] for part in (STATE if config.train.num_steps else STATE[:1]))
     if ranks and not cluster.colocate:  # else they take turns
-        least += ranks * engine_plan(shape, config, 0.0).weight_bytes
+        least += sum(count * one.num_gpus * one.weight_bytes for count, one in engine_plans(shape, config, 0.0))
     count = config.num_train_processes + ranks + beside
     least += count * LEAST_PROCESS_BYTES
     there = float(psutil.virtual_memory().total + psutil.swap_memory().total)

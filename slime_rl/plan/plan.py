@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -58,7 +59,7 @@ class Plan:
     lengths: Lengths
     training: Memory
     critic: Memory | None  # of a worker of a critic that has its own train group
-    engine: EnginePlan | None
+    engine: EnginePlan | None  # the smallest, which has least room and so sets the pace
     micro_batches: int
     pipeline_idle: float
     rates: Rates | None
@@ -86,9 +87,23 @@ def gpus_of(config: Config) -> int:
 
 def own_engine_gpus(config: Config) -> int:
     """GPUs of the policy's engines (on CPU: their processes), none of which is somebody else's."""
-    cluster = config.cluster
-    is_ours = config.needs_engines and not cluster.rollout_external_engine_addrs
-    return cluster.rollout_num_engines * cluster.rollout_num_gpus_per_engine if is_ours else 0
+    is_ours = config.needs_engines and not config.cluster.rollout_external_engine_addrs
+    return config.served_models[0].num_gpus if is_ours else 0
+
+
+def engine_plans(shape: ModelShape, config: Config, available_bytes: float) -> list[tuple[int, EnginePlan]]:
+    """(number of engines, plan of one) for each group of the policy's engines, those of the smallest first."""
+    policy = config.served_models[0]
+    found = [(g.num_engines, engine_plan(shape, config.for_engine(policy, g), available_bytes)) for g in policy.groups]
+    return sorted(found, key=lambda each: each[1].num_gpus)
+
+
+def engine_counts(config: Config, *units: str) -> str:
+    """The policy's engines as "2 x 1 + 1 x 4", or with the words for one GPU and for more after their sizes."""
+    counts: Counter[int] = Counter()
+    for group in config.served_models[0].groups:
+        counts[group.num_gpus_per_engine] += group.num_engines
+    return " + ".join(f"{count} x {size}{(units or ('', ''))[size != 1]}" for size, count in counts.items())
 
 
 def find_site(config: Config, gpu: str | None = None, gpus_per_node: int = 8, num_gpus: int | None = None) -> Site:
@@ -139,9 +154,10 @@ def make_plan(config: Config, site: Site, lengths: Lengths, rates: Rates | None 
     critic = None
     if config.critic_is_apart:
         critic = critic_memory(config, site.memory_bytes, num_micro_batches=micro_batches)
-    engine = engine_plan(shape, config, site.memory_bytes) if config.needs_engines else None
+    engines = engine_plans(shape, config, site.memory_bytes) if config.needs_engines else []
+    engine = engines[0][1] if engines else None
     problems = [*shape_problems(shape, config), *_length_problems(shape, config)]
-    problems += _memory_problems(config, site, training, critic, engine)
+    problems += _memory_problems(config, site, training, critic, engines)
     if rates is None and site.accelerator is not None:
         rates = _estimated(shape, config, engine, site, lengths)
     plan = Plan(
@@ -163,7 +179,7 @@ def make_plan(config: Config, site: Site, lengths: Lengths, rates: Rates | None 
             f"the run needs {plan.num_gpus} GPUs, there are {site.num_gpus}: lower --train-num-workers "
             f"({config.cluster.train_num_workers}), --critic-num-workers ({config.critic.critic_num_workers}) or "
             "--rollout-num-engines x --rollout-num-gpus-per-engine "
-            f"({config.cluster.rollout_num_engines} x {config.cluster.rollout_num_gpus_per_engine})"
+            f"({engine_counts(config)})"
         )
     return plan
 
@@ -184,10 +200,10 @@ def _estimated(
 def shape_problems(shape: ModelShape, config: Config) -> list[str]:
     """Parallel sizes that the policy's or the critic's model cannot have."""
     found = _parallel_problems(shape, config.parallel, config.data_parallel_size, "--")
-    engine_tp = config.cluster.rollout_num_gpus_per_engine
-    if shape.query_heads % engine_tp:
-        wanted = f"must divide the model's {shape.query_heads} attention heads"
-        found.append(f"--rollout-num-gpus-per-engine {wanted}, got {engine_tp}")
+    wanted = f"must divide the model's {shape.query_heads} attention heads"
+    for size in config.served_models[0].sizes:
+        if shape.query_heads % size:
+            found.append(f"--rollout-num-gpus-per-engine {wanted}, got {size}")
     if config.critic_is_apart:
         critic = read_shape(config.critic.critic_load or config.model.hf_checkpoint)
         found += _parallel_problems(critic, config.critic_parallel, config.critic_data_parallel_size, "--critic-")
@@ -231,10 +247,10 @@ def _length_problems(shape: ModelShape, config: Config) -> list[str]:
 
 
 def _memory_problems(
-    config: Config, site: Site, training: Memory, critic: Memory | None, engine: EnginePlan | None
+    config: Config, site: Site, training: Memory, critic: Memory | None, engines: list[tuple[int, EnginePlan]]
 ) -> list[str]:
     if site.accelerator is None:
-        return _cpu_problems(config, site, training, critic, engine)
+        return _cpu_problems(config, site, training, critic, engines)
     found = []
     for who, memory in (("training", training), ("the critic", critic)):
         if memory is not None and not memory.fits:
@@ -243,8 +259,9 @@ def _memory_problems(
                 f"{who} needs {memory.total_bytes / GIB:.1f} GiB on each GPU of {memory.available_bytes / GIB:.1f}; "
                 f"the largest part is {largest}: {_cure(largest)}"
             )
-    if engine is None:
+    if not engines:
         return found
+    engine = engines[0][1]
     longest = config.sampling.max_prompt_len + config.sampling.max_response_len
     if engine.kv_tokens < longest:
         found.append(
@@ -269,14 +286,15 @@ def _cure(part: str) -> str:
 
 
 def _cpu_problems(
-    config: Config, site: Site, training: Memory, critic: Memory | None, engine: EnginePlan | None
+    config: Config, site: Site, training: Memory, critic: Memory | None, engines: list[tuple[int, EnginePlan]]
 ) -> list[str]:
     cluster = config.cluster
     total = cluster.train_num_workers * training.total_bytes + 2 * CPU_PROCESS_BYTES  # driver, rollout manager
     if critic is not None:
         total += config.critic.critic_num_workers * critic.total_bytes
-    if engine is not None:
-        total += own_engine_gpus(config) * engine.memory.total_bytes
+    if engines:
+        if not cluster.rollout_external_engine_addrs:
+            total += sum(count * one.num_gpus * one.memory.total_bytes for count, one in engines)
         total += config.num_gpus_beside * CPU_PROCESS_BYTES  # and their weights, which are another model's
     if total <= site.memory_bytes:
         return []

@@ -137,7 +137,7 @@ def estimate_rates(
     prompt_s = prefill_s(shape, engine, gpu, lengths.prompt / config.train.n_samples_per_prompt)
     token_s = round_s / requests + prompt_s / lengths.response  # of one response token of an engine
     link = gpu.network_bytes_s if crosses_nodes else gpu.link_bytes_s
-    sync_bytes = engine.weight_bytes * cluster.rollout_num_gpus_per_engine
+    sync_bytes = engine.weight_bytes * engine.num_gpus
     return Rates(
         rollout_tokens_s=cluster.rollout_num_engines / token_s,
         request_tokens_s=1 / decode_round_s(shape, engine, gpu, max(1.0, requests / 4), context),

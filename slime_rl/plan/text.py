@@ -8,7 +8,7 @@ from slime_rl.config import Config, ParallelConfig
 from slime_rl.observability.wording import duration
 from slime_rl.plan.hardware import GIB
 from slime_rl.plan.memory import Memory
-from slime_rl.plan.plan import Plan
+from slime_rl.plan.plan import Plan, engine_counts
 from slime_rl.plan.speed import forward_passes
 
 
@@ -18,7 +18,9 @@ def as_text(plan: Plan) -> str:
     if plan.critic is not None:
         sections.append(_memory("each critic worker", plan.critic))
     if plan.engine is not None:
-        sections.append(_memory("each engine GPU" if plan.site.accelerator else "each engine", plan.engine.memory))
+        what = "each engine GPU" if plan.site.accelerator else "each engine"
+        smallest = " (the smallest engine)" if len(plan.config.served_models[0].sizes) > 1 else ""
+        sections.append(_memory(what + smallest, plan.engine.memory))
     sections += [_work(plan), _time(plan)]
     lines = [line for title, rows in sections for line in _section(title, rows)]
     lines.append("")
@@ -73,8 +75,8 @@ def _sizes(plan: Plan) -> tuple[str, list[tuple[str, str]]]:
         workers, size = config.critic.critic_num_workers, config.critic_data_parallel_size
         rows.append(("critic", _group(workers, size, config.critic_parallel, bool(experts))))
     if plan.engine is not None:
-        per = _count(config.cluster.rollout_num_gpus_per_engine, "GPU" if plan.site.accelerator else "process")
-        rows.append(("engines", f"{config.cluster.rollout_num_engines} x {per}"))
+        units = (" GPU", " GPUs") if plan.site.accelerator else (" process", " processes")
+        rows.append(("engines", engine_counts(config, *units)))
     if plan.site.accelerator is not None:
         nodes = f"{_count(plan.num_nodes, 'node')} of {plan.site.gpus_per_node}"
         rows.append(("GPUs", f"{plan.num_gpus} x {plan.site.accelerator.name} ({nodes})"))

@@ -1,6 +1,6 @@
 """Weights by broadcast: trainer and every rank of every engine form one process group, gloo on CPU and NCCL on GPU.
 
-rank 0: the trainer      rank 1 … S: engine 0      rank S+1 … 2S: engine 1      (S = tensor-parallel size)
+rank 0: the trainer      rank 1 … S: engine 0      rank S+1 … S+T: engine 1      (S, T: their tensor-parallel sizes)
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import time
 import uuid
 from concurrent.futures import Future, wait
 from datetime import timedelta
+from itertools import accumulate
 from typing import Any, NoReturn
 
 import torch
@@ -31,8 +32,8 @@ class DistributedTransport:
     changed_share = 1.0
     room = 1  # broadcasts must be received in the order they are sent
 
-    def __init__(self, engines: EngineSession, num_shards: int, host: str) -> None:
-        self.engines, self.num_shards, self.host = engines, num_shards, host
+    def __init__(self, engines: EngineSession, host: str) -> None:
+        self.engines, self.host = engines, host
         self.group_name = ""
         self._group: dist.ProcessGroup | None = None
         self._store: TCPStore | None = None
@@ -99,7 +100,7 @@ class DistributedTransport:
         """The same steps, prefixes included, as SGLang's side takes: a store of our own and torch's inner constructor.
         The public one would make it the default group, which belongs to the trainer."""
         self.group_name = f"slime_{uuid.uuid4().hex[:8]}"  # an engine may still hold the group of an earlier run
-        world_size = 1 + len(self.engines.controls) * self.num_shards
+        *first_ranks, world_size = accumulate(self.engines.num_ranks(), initial=1)
         timeout = timedelta(seconds=GROUP_TIMEOUT_S)
         self._store = TCPStore(
             self.host, 0, world_size, is_master=True, timeout=timeout, wait_for_workers=False, multi_tenant=True
@@ -109,7 +110,7 @@ class DistributedTransport:
             lambda engine, index: engine.join_update_group(
                 self.host,
                 port,
-                rank=1 + index * self.num_shards,
+                rank=first_ranks[index],
                 world_size=world_size,
                 group=self.group_name,
                 backend=backend,

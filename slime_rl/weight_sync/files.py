@@ -29,8 +29,8 @@ class DiskTransport:
 
     room = 1  # the time goes into making the files
 
-    def __init__(self, engines: EngineSession, num_shards: int, folder: Path, *, deltas: bool) -> None:
-        self.engines, self.num_shards, self.folder, self.deltas = engines, num_shards, folder, deltas
+    def __init__(self, engines: EngineSession, folder: Path, *, deltas: bool) -> None:
+        self.engines, self.folder, self.deltas = engines, folder, deltas
         self.folder.mkdir(parents=True, exist_ok=True)
         self._changed = self._compared = 0  # values, of the update in hand
         self._version = 0  # being sent
@@ -81,8 +81,7 @@ class DiskTransport:
             version=self._version,
             base=-1 if self._base is None else self._base,
         ).to_payload()
-        payloads = [payload] * self.num_shards
-        return self.engines.start(lambda engine, _: engine.update_by_instruction(payloads)), len(content)
+        return self.engines.start(lambda engine, _: engine.update_by_instruction(payload)), len(content)
 
     def _delta_bytes(self, tensors: dict[str, Tensor]) -> bytes:
         found = [delta.difference(name, self._shadow[name], tensor) for name, tensor in tensors.items()]

@@ -5,7 +5,7 @@
                      ◄─────ok──────── loaded          … for every bucket; an empty line ends it
 
 A request is some ten milliseconds of work for the processes of an engine, a line is less than one. The socket is
-abstract: it leaves no file behind.
+abstract: it leaves no file behind. An engine of several ranks has no line: it gets each instruction by a request.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ class _Line:
 
 
 class EngineLines:
-    """A line to every engine of a session for the time of one update. Failures are those of `EngineSession`."""
+    """A line to every engine of one rank of a session for the time of one update. Failures are those of
+    `EngineSession`."""
 
     def __init__(self, engines: EngineSession) -> None:
         self.engines = engines
-        self._lines: dict[str, _Line] = {}  # by URL
+        self._lines: dict[str, _Line] = {}  # by URL; none of engines of several ranks
         self._expected: dict[bytes, _Line] = {}  # by what it says first
         self._server: asyncio.AbstractServer | None = None
 
@@ -47,8 +48,7 @@ class EngineLines:
 
     def send(self, instruction: Instruction) -> Future[list[Any]]:
         """Give the instruction to all; the future is done when they have followed it."""
-        text = instruction.to_text().encode() + b"\n"
-        return self.engines.start(lambda engine, _: self._deliver(engine, text))
+        return self.engines.start(lambda engine, _: self._deliver(engine, instruction))
 
     def close(self) -> None:
         """The update is whole: wait until every engine says so."""
@@ -68,19 +68,23 @@ class EngineLines:
             line.connected.set_result((reader, writer))
 
     async def _begin(self, engine: EngineControl, name: str) -> None:
+        if await engine.num_ranks() > 1:
+            return
         word = secrets.token_hex(16)
         payload = Instruction(kind="follow", path=name, word=word).to_payload()
-        request = asyncio.create_task(engine.update_by_instruction([payload]))
+        request = asyncio.create_task(engine.update_by_instruction(payload))
         line = _Line(request, asyncio.get_running_loop().create_future())
         self._lines[engine.url] = self._expected[f"{word}\n".encode()] = line
         await asyncio.wait({request, line.connected}, return_when=asyncio.FIRST_COMPLETED)
         if not line.connected.done():
             await self._why(engine, line)
 
-    async def _deliver(self, engine: EngineControl, text: bytes) -> None:
-        line = self._lines[engine.url]
+    async def _deliver(self, engine: EngineControl, instruction: Instruction) -> None:
+        line = self._lines.get(engine.url)
+        if line is None:
+            return await engine.update_by_instruction(instruction.to_payload())
         reader, writer = line.connected.result()
-        writer.write(text)
+        writer.write(instruction.to_text().encode() + b"\n")
         async with line.turn:
             reading = asyncio.create_task(reader.readline())
             await asyncio.wait({reading, line.request}, return_when=asyncio.FIRST_COMPLETED)
@@ -90,9 +94,10 @@ class EngineLines:
                 await self._why(engine, line)
 
     async def _end(self, engine: EngineControl) -> None:
-        line = self._lines[engine.url]
-        line.connected.result()[1].write(b"\n")
-        await line.request
+        line = self._lines.get(engine.url)
+        if line is not None:
+            line.connected.result()[1].write(b"\n")
+            await line.request
 
     async def _why(self, engine: EngineControl, line: _Line) -> None:
         """Raise what the engine answers to the request."""

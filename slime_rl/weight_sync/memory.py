@@ -29,11 +29,10 @@ class EngineMemory:
         self,
         *,
         on_cuda: bool,
-        num_shards: int,
         released: dict[str, set[str]],
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        self.on_cuda, self.num_shards, self.released, self.headers = on_cuda, num_shards, released, headers
+        self.on_cuda, self.released, self.headers = on_cuda, released, headers
         self.failed: dict[str, str] = {}
 
     def change(self, action: Action, urls: list[str]) -> None:
@@ -81,4 +80,4 @@ class EngineMemory:
         engine.released.discard(tag)
 
     async def _instruct(self, engine: EngineControl, kind: Literal["release", "resume"]) -> None:
-        await engine.update_by_instruction([Instruction(kind=kind).to_payload()] * self.num_shards)
+        await engine.update_by_instruction(Instruction(kind=kind).to_payload())

@@ -174,15 +174,15 @@ def make_sender(config: Config, engine_urls: Sequence[str], *, host: str = "127.
     from slime_rl.weight_sync.files import DiskTransport
     from slime_rl.weight_sync.tensor import TensorTransport
 
-    engines = EngineSession(engine_urls, TIMEOUT_S, config.engine.authorization)
-    num_shards = config.cluster.rollout_num_gpus_per_engine
+    external = bool(config.cluster.rollout_external_engine_addrs)
+    engines = EngineSession(engine_urls, TIMEOUT_S, config.engine.authorization, external=external)
     transport: Transport
     kind = config.weight_sync.weight_sync
     if kind == "tensor":
-        transport = TensorTransport(engines, num_shards)
+        transport = TensorTransport(engines)
     elif kind == "distributed":
-        transport = DistributedTransport(engines, num_shards, host)
+        transport = DistributedTransport(engines, host)
     else:
         folder = Path(config.weight_sync.weight_sync_dir or config.run_dir / "weight_sync")
-        transport = DiskTransport(engines, num_shards, folder, deltas=kind == "disk-delta")
+        transport = DiskTransport(engines, folder, deltas=kind == "disk-delta")
     return BucketSender(engines, transport, config.rollout.weight_update_mode)

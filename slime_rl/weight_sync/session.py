@@ -25,11 +25,13 @@ class EngineSession:
     """Control of several engines. `start` begins an action on each of them and returns; `run` waits for all.
 
     An engine on which an action fails is left out from then on, and `failed` tells why: the others go on. When it fails
-    on the last ones, that failure is raised.
+    on the last ones, that failure is raised. `external`: somebody else may start another server at an engine's URL.
     """
 
-    def __init__(self, urls: Sequence[str], timeout_s: float, headers: Mapping[str, str] | None = None) -> None:
-        self.timeout_s, self.headers = timeout_s, headers
+    def __init__(
+        self, urls: Sequence[str], timeout_s: float, headers: Mapping[str, str] | None = None, *, external: bool = False
+    ) -> None:
+        self.timeout_s, self.headers, self.external = timeout_s, headers, external
         self.controls: list[EngineControl] = []
         self.failed: dict[str, EngineError] = {}
         self._known: dict[str, EngineControl] = {}
@@ -62,6 +64,10 @@ class EngineSession:
         """`start` and wait. Raises what an engine's action raised."""
         return self.start(action).result()
 
+    def num_ranks(self) -> list[int]:
+        """Of each engine: they may differ."""
+        return self.run(lambda engine, _: engine.num_ranks())
+
     async def _gather(self, action: Action, controls: list[EngineControl]) -> list[Any]:
         results = await asyncio.gather(
             *(action(control, index) for index, control in enumerate(controls)), return_exceptions=True
@@ -89,7 +95,7 @@ class EngineSession:
         """
 
         async def begin(engine: EngineControl, _: int) -> None:
-            await engine.pause(mode)
+            await asyncio.gather(engine.pause(mode), engine.num_ranks(anew=self.external))
             await asyncio.gather(engine.begin_weight_update(), engine.set_weight_version(f"{version}-incomplete"))
 
         async def end(engine: EngineControl, _: int) -> str:

@@ -1,7 +1,7 @@
 """Weights through memory that trainer and engine share on one machine; only handles travel by HTTP.
 
 CPU: anonymous memory of the trainer, which engines map once by /proc/PID/fd/N. It has no name that could be left
-     behind, and needs no room in /dev/shm. An engine of one rank is told of each bucket by `line.py`, others by HTTP.
+     behind, and needs no room in /dev/shm. Engines are told of each bucket by `line.py`.
 GPU: CUDA IPC. The engine reads the handles with an unpickler that allows torch's own rebuild functions and
      `types.SimpleNamespace`, so nothing of sglang needs to be imported here.
 """
@@ -35,8 +35,8 @@ class TensorTransport:
     changed_share = 1.0
     room = 2
 
-    def __init__(self, engines: EngineSession, num_shards: int) -> None:
-        self.engines, self.num_shards = engines, num_shards
+    def __init__(self, engines: EngineSession) -> None:
+        self.engines = engines
         self._memory: dict[int, int] = {}  # address of a buffer on the CPU -> its descriptor
         self._lines: EngineLines | None = None  # of the update in hand
 
@@ -56,14 +56,10 @@ class TensorTransport:
     def post(self, flat: Tensor, slots: list[Slot]) -> tuple[Future[Any], int]:
         """See Transport.post."""
         if not flat.is_cuda:
-            instruction = self._instruction(flat, slots)
-            if self.num_shards == 1:
-                return self._line().send(instruction), flat.numel()
-            payloads = [instruction.to_payload()] * self.num_shards
-            return self.engines.start(lambda engine, _: engine.update_by_instruction(payloads)), flat.numel()
+            return self._line().send(self._instruction(flat, slots)), flat.numel()
         torch.cuda.synchronize(flat.device)  # the engines read on streams that do not wait for ours
         # Each reader gets a handle of its own: torch counts them.
-        handles = [[payload(flat, slots) for _ in range(self.num_shards)] for _ in self.engines.controls]
+        handles = [[payload(flat, slots) for _ in range(ranks)] for ranks in self.engines.num_ranks()]
         return self.engines.start(lambda engine, index: engine.update_from_tensor(handles[index])), flat.numel()
 
     def _line(self) -> EngineLines:

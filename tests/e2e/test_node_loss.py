@@ -15,6 +15,7 @@ from factories import make_config
 from ray import cloudpickle
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray_cluster import SMALL, ray_cluster
 
 from slime_rl.cluster import engine_handle
 from slime_rl.cluster.engine_handle import EngineHandle
@@ -22,7 +23,6 @@ from slime_rl.cluster.placement import Placement
 from slime_rl.config import Config
 
 WAIT_S = 120.0  # for what takes seconds on a quiet machine
-SMALL: dict[str, Any] = {"object_store_memory": 80 * 2**20}
 NOTICED_SOON = {
     "health_check_initial_delay_ms": 1000,
     "health_check_period_ms": 500,
@@ -52,22 +52,11 @@ class PlainEngine:
 def cluster() -> Iterator[Cluster]:
     """A head with room for the trainer, and one node with room for an engine of two GPUs."""
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    for tries in range(3):  # Ray gives up by itself when a node is not up within 30 s, which happens on a busy machine
-        fake = Cluster()
-        try:
-            fake.add_node(num_cpus=4, num_gpus=1, include_dashboard=False, _system_config=NOTICED_SOON, **SMALL)
-            fake.add_node(num_cpus=4, num_gpus=3, **SMALL)
-            break
-        except Exception:
-            fake.shutdown()
-            if tries == 2:
-                raise
+    head = {"num_cpus": 4, "num_gpus": 1, "_system_config": NOTICED_SOON}
     try:
-        ray.init(address=fake.address, log_to_driver=False)
-        yield fake
+        with ray_cluster(head, {"num_cpus": 4, "num_gpus": 3}) as made:
+            yield made
     finally:
-        ray.shutdown()
-        fake.shutdown()
         cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import ray
 from factories import make_config
 from ray.cluster_utils import Cluster
+from ray_cluster import ray_cluster
 
 from slime_rl.cluster.placement import Placement, Seats
 
@@ -19,24 +21,8 @@ NODES, GPUS = 2, 4
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """Two nodes with four GPUs each."""
-    head = {"num_cpus": 8, "num_gpus": GPUS, "object_store_memory": 80 * 2**20, "include_dashboard": False}
-    for tries in range(3):  # Ray gives up by itself when a node is not up within 30 s, which happens on a busy machine
-        fake = Cluster()
-        try:
-            fake.add_node(**head)
-            for _ in range(NODES - 1):
-                fake.add_node(num_cpus=8, num_gpus=GPUS, object_store_memory=80 * 2**20)
-            break
-        except Exception:
-            fake.shutdown()
-            if tries == 2:
-                raise
-    try:
-        ray.init(address=fake.address, log_to_driver=False)
-        yield fake
-    finally:
-        ray.shutdown()
-        fake.shutdown()
+    with ray_cluster(*[{"num_cpus": 8, "num_gpus": GPUS}] * NODES) as made:
+        yield made
 
 
 @pytest.fixture
@@ -51,11 +37,10 @@ def place(cluster: Cluster, tmp_path: Path) -> Iterator[Any]:
 
     yield make
     for placement in made:
-        ray.util.remove_placement_group(placement.train.group)
-        if placement.critic is not None:
-            ray.util.remove_placement_group(placement.critic.group)
-        if placement.places and placement.rollout is not placement.train.group:
-            ray.util.remove_placement_group(placement.rollout)
+        seats = [placement.train, *([] if placement.critic is None else [placement.critic])]
+        groups = [*(seat.group for seat in seats), *placement.rollout]  # those of engines are there once for each
+        for group in {group.id: group for group in groups}.values():
+            ray.util.remove_placement_group(group)
 
 
 def node_of(options: dict[str, Any]) -> str:
@@ -106,6 +91,16 @@ def test_an_engine_larger_than_a_node_has_all_of_several(place: Any) -> None:
     check(placement, num_workers=8, num_engines=1)
     assert [gpus for _, gpus in placement.engine_seats(0)] == [(0, 1, 2, 3)] * 2
     assert len({part.node for part in placement.places[0]}) == 2
+
+
+@pytest.mark.parametrize("colocate", [False, True])
+def test_engines_of_two_sizes_in_the_order_of_their_groups(place: Any, tmp_path: Path, colocate: bool) -> None:
+    groups = [{"num_gpus": 2}, {"num_gpus": 4, "num_gpus_per_engine": 4}]
+    (tmp_path / "sizes.yaml").write_text(json.dumps({"sglang": [{"name": "p", "server_groups": groups}]}))
+    workers = ("--colocate", "--train-num-workers", "8") if colocate else ("--train-num-workers", "2")
+    placement = place("--sglang-config", str(tmp_path / "sizes.yaml"), *workers)
+    check(placement, num_workers=int(workers[-1]), num_engines=3)
+    assert [sum(len(gpus) for _, gpus in placement.engine_seats(index)) for index in range(3)] == [1, 1, 4]
 
 
 def test_a_critic_apart_has_gpus_of_its_own_also_where_engines_take_turns_with_the_policy(place: Any) -> None:

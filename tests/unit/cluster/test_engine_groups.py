@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,15 @@ def test_models_beside_it_have_engines_a_router_and_a_guard_of_their_own(config:
     seats = [[({"bundle": f"beside {i}.0"}, (0, 1))] for i in range(2)]
     assert (name, found) == ("judge", [(2, judge, seats[0]), (3, judge, seats[1])])
     assert group.guard.keeps_weights and group.router.log_path.name == "router_judge.log"
+
+
+def test_the_policys_engines_have_the_sizes_of_their_groups(config: Config, tmp_path: Path) -> None:
+    groups = [{"num_gpus": 2}, {"num_gpus": 2, "num_gpus_per_engine": 2}]
+    (tmp_path / "sizes.yaml").write_text(json.dumps({"sglang": [{"name": "p", "server_groups": groups}]}))
+    made = make_config(tmp_path, "--sglang-config", str(tmp_path / "sizes.yaml"))
+    group = engines.policy_engines(made, Places())  # type: ignore[arg-type]
+    found = [(h.index, h.config.cluster.rollout_num_gpus_per_engine) for h in group.handles]  # type: ignore[union-attr]
+    assert found == [(0, 1), (1, 1), (2, 2)]
 
 
 def test_large_engines_beside_it_span_nodes(config: Config) -> None:

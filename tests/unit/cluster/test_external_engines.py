@@ -25,17 +25,23 @@ class Answers(ThreadingHTTPServer):
     """What an engine says of its weights."""
 
     daemon_threads = True
-    version, checksum = "0", "abc"
+    version, checksum, tp_size = "0", "abc", 1
+    checked = 0  # times that the checksum was asked for
 
 
 class Handler(BaseHTTPRequestHandler):
     server: Answers
 
     def do_GET(self) -> None:
-        self._say({"weight_version": self.server.version} if self.path == "/model_info" else {})
+        told = {
+            "/model_info": {"weight_version": self.server.version},
+            "/server_info": {"tp_size": self.server.tp_size},
+        }
+        self._say(told.get(self.path, {}))
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.server.checked += 1
         self._say({"per_engine_checksum": self.server.checksum})
 
     def _say(self, content: dict[str, Any]) -> None:
@@ -120,6 +126,30 @@ def test_one_that_goes_away_is_waited_for_and_serves_when_it_has_the_weights_aga
     log = (tmp_path / "run" / "logs" / "faults.log").read_text()
     assert "engine 1 has not answered its health checks" in log
     assert "('3', 'of other weights') where ('3', 'abc') is expected" in log
+
+
+def test_checksums_are_compared_among_engines_of_one_size(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        found = [stack.enter_context(engine()) for _ in range(6)]
+        urls, servers = [url for url, _ in found], [server for _, server in found]
+        group, router = stack.enter_context(watched(tmp_path, urls))
+        guard = group.guard
+        for server, size in zip(servers, (1, 2, 2, 1, 2, 4), strict=True):
+            server.version, server.tp_size, server.checksum = "3", size, f"of {size} ranks"
+        for member in guard._members[3:]:
+            member.state = EngineState.STALE
+        router.behind = urls[:3]
+        servers[4].checksum = servers[0].checksum  # as an engine of another size has it
+        group.settle(3, urls, {})
+        assert router.behind == [*urls[:4], urls[5]], "there is none of four ranks to compare with"
+        assert [server.checked for server in servers] == [1, 1, 0, 1, 1, 1]
+        servers[5].version = "2"
+        guard._members[5].state = EngineState.STALE
+        group.settle(3, [urls[5]], {})
+        wait_for(lambda: guard.num_restarts["engine"] == 2)
+    log = (tmp_path / "run" / "logs" / "faults.log").read_text()
+    assert "engine 4 has version and checksum ('3', 'of 1 ranks') where ('3', 'of 2 ranks') is expected" in log
+    assert "engine 5 has version and checksum ('2', 'of 4 ranks') where 3 is expected" in log
 
 
 def test_one_that_was_restarted_between_two_checks_is_noticed_by_its_version(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from slime_rl.cluster.layout import Slot, engine_places, order_slots, plan_colocated, plan_training
+from slime_rl.cluster.layout import EngineShape, Slot, engine_places, order_slots, plan_colocated, plan_training
 
 
 def shuffled_slots(num_nodes: int, gpus_per_node: int, bundle_size: int, seed: int = 0) -> list[Slot]:
@@ -35,7 +35,7 @@ def test_ranks_follow_nodes_and_gpu_indices(num_nodes: int, bundle_size: int) ->
 def test_engines_have_gpus_of_one_node_and_share_none(num_nodes: int, tensor_parallel: int) -> None:
     slots = shuffled_slots(num_nodes, 8, bundle_size=8 if num_nodes == 2 else tensor_parallel, seed=num_nodes)
     num_engines = num_nodes * 8 // tensor_parallel
-    places = engine_places(slots, num_engines, tensor_parallel)
+    places = engine_places(slots, [EngineShape(tensor_parallel)] * num_engines)
     places = [part for (part,) in places]
     taken = [(place.node, gpu) for place in places for gpu in place.gpus]
     assert len(places) == num_engines
@@ -54,17 +54,17 @@ def test_whole_nodes_come_before_remainders() -> None:
 
 def test_an_engine_that_would_cross_nodes_is_refused() -> None:
     slots = [Slot(node, gpu, "ab".index(node)) for node in "ab" for gpu in range(3)]
-    assert [part.node for (part,) in engine_places(slots, 2, 2)] == ["a", "b"]
+    assert [part.node for (part,) in engine_places(slots, [EngineShape(2)] * 2)] == ["a", "b"]
     with pytest.raises(
         ValueError, match=r"3 engines of 2 GPUs .* each on one node, do not fit: there are 3 on a, 3 on b"
     ):
-        engine_places(slots, 3, 2)
+        engine_places(slots, [EngineShape(2)] * 3)
 
 
 @pytest.mark.parametrize(("num_nodes", "engine_nodes"), [(2, 2), (8, 2), (8, 4), (64, 16)])
 def test_an_engine_larger_than_a_node_has_whole_nodes(num_nodes: int, engine_nodes: int) -> None:
     slots = shuffled_slots(num_nodes, 8, bundle_size=8, seed=num_nodes)
-    engines = engine_places(slots, num_nodes // engine_nodes, 8, engine_nodes)
+    engines = engine_places(slots, [EngineShape(8, engine_nodes)] * (num_nodes // engine_nodes))
     by_bundle = {slot.bundle: slot.node for slot in slots}
     for parts in engines:
         assert len({part.node for part in parts}) == engine_nodes
@@ -73,12 +73,25 @@ def test_an_engine_larger_than_a_node_has_whole_nodes(num_nodes: int, engine_nod
     with pytest.raises(
         ValueError, match=rf"engines of {8 * engine_nodes} GPUs .* each on {engine_nodes} nodes, do not"
     ):
-        engine_places(slots, num_nodes // engine_nodes + 1, 8, engine_nodes)
+        engine_places(slots, [EngineShape(8, engine_nodes)] * (num_nodes // engine_nodes + 1))
+
+
+def test_large_engines_choose_before_small_ones_that_come_first() -> None:
+    slots = [Slot(node, gpu, "ab".index(node)) for node in "ab" for gpu in range(4)]
+    shapes = [EngineShape(size) for size in (1, 3, 1, 3)]
+    found = [(part.node, part.gpus) for (part,) in engine_places(slots, shapes)]
+    assert found == [("a", (3,)), ("a", (0, 1, 2)), ("b", (3,)), ("b", (0, 1, 2))]
+    with pytest.raises(
+        ValueError,
+        match=r"2 engines of 1 GPUs .*, each on one node and 1 engines of 8 GPUs .*, each on 2 nodes, do not fit: "
+        "there are 4 on a, 4 on b",
+    ):
+        engine_places(slots, [EngineShape(1), EngineShape(4, 2), EngineShape(1)])
 
 
 def test_on_cpu_there_are_places_without_gpus() -> None:
     slots = [Slot("a", None, bundle) for bundle in range(3)]
-    assert [(part.bundle, part.gpus) for (part,) in engine_places(slots, 2, 1)] == [(0, ()), (1, ())]
+    assert [(part.bundle, part.gpus) for (part,) in engine_places(slots, [EngineShape(1)] * 2)] == [(0, ()), (1, ())]
 
 
 def test_bundles_are_nodes_when_the_nodes_are_given() -> None:

@@ -150,7 +150,9 @@ def check(made: Placement, ray: FakeRay, others: list[list[EngineSeat]] | None =
     engines = [made.engine_seats(index) for index in range(cluster.rollout_num_engines)] + (others or [])
     own = [seat_devices(ray, seats) for seats in engines]
     of_policy = [device for devices in own[: cluster.rollout_num_engines] for device in devices]
-    assert all(len(devices) == cluster.rollout_num_gpus_per_engine for devices in own[: cluster.rollout_num_engines])
+    groups = made.config.served_models[0].groups
+    sizes = [group.num_gpus_per_engine for group in groups for _ in range(group.num_engines)]
+    assert [len(devices) for devices in own[: cluster.rollout_num_engines]] == sizes
     taken = [device for devices in own for device in devices]
     assert len(set(workers)) == len(workers) and len(set(taken)) == len(taken)
     assert set(workers) & set(taken) == (set(of_policy) if cluster.colocate else set())
@@ -218,6 +220,43 @@ def test_groups_that_differ_and_a_judge_over_nodes(make: Make, tmp_path: Path, n
         others += made.reserve_engines(group.num_engines, made.config.for_engine(model, group).cluster)
     assert [sum(len(gpus) for _, gpus in seats) for seats in others] == [16] * (num_nodes // 2) + [1, 1]
     check(made, ray, others)
+
+
+def sizes_file(tmp_path: Path, *groups: tuple[int, int]) -> str:
+    """--sglang-config with groups of (number of engines, GPUs of each)."""
+    own = [{"num_gpus": count * size, "num_gpus_per_engine": size} for count, size in groups]
+    (tmp_path / "sizes.yaml").write_text(json.dumps({"sglang": [{"name": "p", "server_groups": own}]}))
+    return str(tmp_path / "sizes.yaml")
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2, 8, 64])
+@pytest.mark.parametrize("colocate", [True, False])
+def test_engines_of_several_sizes(make: Make, tmp_path: Path, num_nodes: int, colocate: bool) -> None:
+    groups = [(num_nodes, 1), (num_nodes, 4), (num_nodes, 1), (num_nodes, 2)]  # a node's GPUs each
+    flags = ["--sglang-config", sizes_file(tmp_path, *groups), "--weight-sync", "disk"]
+    flags += ["--train-num-workers", str(8 * num_nodes if colocate else 4)]
+    made, ray = make([(40, 8)] * num_nodes + [(8, 4)], *flags, *["--colocate"] * colocate, seed=num_nodes)
+    check(made, ray)
+    assert len(ray.groups) == (1 if colocate else 4), "a placement group for each size"
+
+
+def test_an_engine_over_nodes_beside_small_ones(make: Make, tmp_path: Path) -> None:
+    flags = ["--sglang-config", sizes_file(tmp_path, (4, 2), (1, 16)), "--rollout-num-gpus-per-node", "8"]
+    for nodes, more in (
+        ([(40, 8)] * 3 + [(8, 1)], ["--train-num-workers", "1"]),
+        ([(40, 8)] * 3, ["--colocate", "--train-num-workers", "24"]),
+    ):
+        made, ray = make(nodes, *flags, "--weight-sync", "disk", *more)
+        check(made, ray)
+        assert [len(parts) for parts in made.places] == [1, 1, 1, 1, 2]
+
+
+def test_a_private_ray_has_a_place_for_engines_of_every_size(make: Make, tmp_path: Path) -> None:
+    flags = ("--sglang-config", sizes_file(tmp_path, (3, 1), (2, 4)))
+    made, _ = make([(1000, 0)], *flags, device="cpu")
+    assert num_places(made.config) == 1 + 3 + 8 + 2
+    again, ray = make([(num_places(made.config), 0)], *flags, device="cpu")
+    assert ray.free["node00"][0] == 2 and len(again.places) == 5
 
 
 @pytest.mark.parametrize(

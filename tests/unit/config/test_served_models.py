@@ -113,8 +113,9 @@ def test_a_reward_may_come_from_a_model_beside_the_policy(tmp_path: Path) -> Non
         ("sglang: [{name: j, model_path: JUDGE, server_groups: [{num_gpus: 1}]}]", "exactly one model with update"),
         (POLICY + OTHER.replace("name: j", "name: p"), "every model a name of its own"),
         (
-            "sglang: [{name: p, server_groups: [{num_gpus: 1}, {num_gpus: 2, num_gpus_per_engine: 2}]}]",
-            "all engines of p the same num_gpus_per_engine",
+            "sglang: [{name: p, server_groups: [{num_gpus: 1, worker_type: prefill},"
+            " {num_gpus: 2, num_gpus_per_engine: 2, worker_type: decode}]}]",
+            r"all engines of p the same num_gpus_per_engine, since caches go between them, got \(1, 2\)",
         ),
         (
             "sglang: [{name: p, model_path: JUDGE, update_weights: true, server_groups: [{num_gpus: 1}]}]",
@@ -125,6 +126,51 @@ def test_a_reward_may_come_from_a_model_beside_the_policy(tmp_path: Path) -> Non
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=f"--sglang-config.*{message}"):
         config_of(tmp_path, text)
+
+
+SIZES = "sglang: [{name: p, server_groups: [{num_gpus: 4, num_gpus_per_engine: 4}, {num_gpus: 2}, {num_gpus: 4}]}]"
+
+
+def sizes_of(config: Config) -> list[int]:
+    policy = config.served_models[0]
+    own = [config.for_engine(policy, group) for group in policy.groups for _ in range(group.num_engines)]
+    return [config.cluster.rollout_num_gpus_per_engine for config in own]
+
+
+def test_engines_of_the_policy_may_differ_in_size(tmp_path: Path) -> None:
+    config = config_of(tmp_path, SIZES)
+    assert sizes_of(config) == [4, 1, 1, 1, 1, 1, 1], "in the order of the groups"
+    assert config.cluster.rollout_num_engines == 7
+    config = config_of(tmp_path, SIZES, "--rollout-num-gpus-per-engine", "2", "--rollout-num-gpus", "10")
+    assert sizes_of(config) == [4, 2, 2, 2], "the flag is for groups that do not say it"
+    config_of(tmp_path, SIZES, "--rollout-num-gpus-per-node", "2", "--weight-sync", "disk")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--rollout-num-gpus", "9"), "--rollout-num-gpus must be as in --sglang-config = 10, got 9"),
+        (("--rollout-num-gpus-per-engine", "8"), r"num_gpus must be a multiple of num_gpus_per_engine \(8\), got 2"),
+        (
+            ("--colocate", "--train-num-workers", "8", "--rollout-batch-size", "8"),
+            r"--rollout-num-engines engines of 4 and 1 GPUs do not fit on the 8 of the train workers .*, got 7",
+        ),
+        (("--rollout-num-gpus-per-node", "2"), "--weight-sync must not be tensor where an engine spans 2 nodes"),
+        (("--rollout-num-gpus-per-node", "3"), r"num_gpus_per_engine must be at most .* \(3\) .* got 4"),
+    ],
+)
+def test_sizes_that_do_not_fit_the_other_flags_are_refused(
+    tmp_path: Path, flags: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        config_of(tmp_path, SIZES, *flags)
+
+
+def test_a_size_that_no_group_has_is_refused(tmp_path: Path) -> None:
+    text = SIZES.replace("{num_gpus: 2}, {num_gpus: 4}", "{num_gpus: 2, num_gpus_per_engine: 2}")
+    assert sizes_of(config_of(tmp_path, text)) == [4, 2]
+    with pytest.raises(ValueError, match="--rollout-num-gpus-per-engine must be as in --sglang-config, or left out"):
+        config_of(tmp_path, text, "--rollout-num-gpus-per-engine", "8")
 
 
 DISAGGREGATED = """sglang: [{name: p, server_groups: [

@@ -77,6 +77,10 @@ def test_fp8_engines_compute_in_bfloat16_on_a_gpu(tmp_path: Path) -> None:
         ValueError, match=r"--engine-dtype must be bfloat16 or float16 where .*fp8/config\.json has a quant"
     ):
         check_quantization(make_config(tmp_path, *path, "--engine-dtype", "float32"), "cuda")
+    groups = [{"num_gpus": 1}, {"num_gpus": 8, "num_gpus_per_engine": 8}]
+    (tmp_path / "sizes.yaml").write_text(json.dumps({"sglang": [{"name": "p", "server_groups": groups}]}))
+    with pytest.raises(ValueError, match="on each of the 8 ranks of an engine"):
+        check_quantization(make_config(tmp_path, *path, "--sglang-config", str(tmp_path / "sizes.yaml")), "cpu")
 
 
 def test_users_own_arguments_come_last(tmp_path: Path) -> None:

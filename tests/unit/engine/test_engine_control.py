@@ -59,6 +59,34 @@ def test_refusals_fail_at_once_with_the_engines_answer() -> None:
     asyncio.run(scenario())
 
 
+def test_every_rank_gets_the_instruction_and_the_server_is_asked_once_how_many_there_are() -> None:
+    async def scenario() -> None:
+        engine = ScriptedEngine()
+        engine.answers["/server_info"] = (200, {"tp_size": 3, "pp_size": 1})
+        async with running(engine) as control:
+            await control.update_by_instruction("text")
+            await control.update_by_instruction("text")
+            assert [path for path, _ in engine.calls].count("/server_info") == 1
+            assert [body["serialized_named_tensors"] for _, body in engine.calls[1:]] == [["text"] * 3] * 2
+            engine.answers["/server_info"] = (200, {"tp_size": 2})  # somebody has started another one there
+            assert [await control.num_ranks(), await control.num_ranks(anew=True)] == [3, 2]
+            await control.update_by_instruction("text")
+            assert engine.calls[-1][1]["serialized_named_tensors"] == ["text"] * 2
+
+    asyncio.run(scenario())
+
+
+def test_a_server_in_pipeline_stages_is_refused() -> None:
+    async def scenario() -> None:
+        engine = ScriptedEngine()
+        engine.answers["/server_info"] = (200, {"tp_size": 2, "pp_size": 4})
+        async with running(engine) as control:
+            with pytest.raises(EngineRefused, match="must have pp-size 1 to get weights, got 4"):
+                await control.num_ranks()
+
+    asyncio.run(scenario())
+
+
 def test_an_update_that_a_dead_sender_left_open_is_ended_first() -> None:
     class OneUpdateOpen(ScriptedEngine):
         async def handle(self, request: web.Request) -> web.Response:

@@ -43,6 +43,27 @@ def test_colocated_sides_share_their_gpus(capsys: pytest.CaptureFixture[str]) ->
     assert plan(capsys, *QWEN, *flags)[1]["num_gpus"] == 8
 
 
+def test_engines_of_several_sizes_are_planned_by_the_smallest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    groups = [{"num_gpus": 4, "num_gpus_per_engine": 4}, {"num_gpus": 2}]
+    (tmp_path / "sizes.yaml").write_text(json.dumps({"sglang": [{"name": "p", "server_groups": groups}]}))
+    flags = ["--train-num-workers", "8", "--recompute-activations"]
+    own = [*QWEN, *flags, "--sglang-config", str(tmp_path / "sizes.yaml")]
+    _, alike = plan(capsys, *QWEN, *flags, "--rollout-num-engines", "3")
+    _, found = plan(capsys, *own)
+    assert found["num_gpus"] == 8 + 6
+    assert found["engine_bytes"] == alike["engine_bytes"]
+    assert found["step"]["sync_s"] == alike["step"]["sync_s"], "all of the weights, however they are cut"
+    assert "(1 x 4 + 2 x 1)" in plan(capsys, *own, "--num-gpus", "8")[1]["problems"][-1]
+    main(own)
+    text = capsys.readouterr().out
+    assert "1 x 4 GPUs + 2 x 1 GPU\n" in text and "memory of each engine GPU (the smallest engine)" in text
+    groups[0] |= {"num_gpus": 5, "num_gpus_per_engine": 5}
+    (tmp_path / "sizes.yaml").write_text(json.dumps({"sglang": [{"name": "p", "server_groups": groups}]}))
+    assert "must divide the model's 32 attention heads, got 5" in "\n".join(plan(capsys, *own)[1]["problems"])
+
+
 def test_sizes_that_do_not_divide_the_model(capsys: pytest.CaptureFixture[str]) -> None:
     flags = [*QWEN, "--tp-size", "16", "--pp-size", "5", "--train-num-workers", "80", "--max-response-len", "65536"]
     _, found = plan(capsys, *flags)

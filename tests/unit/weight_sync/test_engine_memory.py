@@ -51,7 +51,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
 
 
 def test_on_cuda_weights_come_back_before_the_update_and_the_cache_after(log: list[tuple[str, ...]]) -> None:
-    memory = EngineMemory(on_cuda=True, num_shards=1, released={})
+    memory = EngineMemory(on_cuda=True, released={})
     memory.change("release", ["http://a"])
     assert memory.released == {"http://a": {"kv_cache", "weights"}}
     memory.change("release", ["http://a"])
@@ -67,7 +67,7 @@ def test_on_cuda_weights_come_back_before_the_update_and_the_cache_after(log: li
 
 
 def test_on_cpu_our_receiver_is_asked_within_one_open_update(log: list[tuple[str, ...]]) -> None:
-    memory = EngineMemory(on_cuda=False, num_shards=1, released={})
+    memory = EngineMemory(on_cuda=False, released={})
     memory.change("release", ["http://a"])
     memory.change("resume_weights", ["http://a"])
     memory.change("resume_rest", ["http://a"])
@@ -84,7 +84,7 @@ def test_on_cpu_our_receiver_is_asked_within_one_open_update(log: list[tuple[str
 
 def test_an_engine_that_fails_is_reported_and_no_longer_counted(log: list[tuple[str, ...]]) -> None:
     RecordingControl.failing = "flush_cache"
-    memory = EngineMemory(on_cuda=False, num_shards=1, released={"http://b": {"weights"}})
+    memory = EngineMemory(on_cuda=False, released={"http://b": {"weights"}})
     memory.change("release", ["http://a"])
     assert memory.failed == {"http://a": "flush_cache failed"}
     assert memory.released == {"http://b": {"weights"}}

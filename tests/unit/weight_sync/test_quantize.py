@@ -68,8 +68,8 @@ def test_a_weight_that_is_not_finite_is_named() -> None:
 def test_every_bit_arrives(tmp_path: Path, kind: str, max_bytes: int) -> None:
     def transport(session):  # type: ignore[no-untyped-def]
         if kind == "tensor":
-            return TensorTransport(session, 1)
-        return DiskTransport(session, 1, tmp_path, deltas=kind == "disk-delta")
+            return TensorTransport(session)
+        return DiskTransport(session, tmp_path, deltas=kind == "disk-delta")
 
     sender, engines = make(transport, "http://a", "http://b")
     try:

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from torch import Tensor
 from slime_rl.engine.control import EngineRefused
 from slime_rl.weight_sync.bucket import split_buckets
 from slime_rl.weight_sync.files import DiskTransport
+from slime_rl.weight_sync.instructions import Instruction
 from slime_rl.weight_sync.receive import Receiver, load
 from slime_rl.weight_sync.sender import BucketSender, Transport
 from slime_rl.weight_sync.session import EngineSession
@@ -27,10 +28,10 @@ Weights = dict[str, Tensor]
 
 
 class ReceivingEngine:
-    """Stands where an EngineControl does and has a model; it runs the real receiver."""
+    """Stands where an EngineControl does and has a model; it runs the real receiver. `followed`: it has had a line."""
 
-    def __init__(self, url: str) -> None:
-        self.url, self.version = url, "0"
+    def __init__(self, url: str, ranks: int = 1) -> None:
+        self.url, self.version, self.ranks, self.followed = url, "0", ranks, False
         self.weights: Weights = {}
         self.num_loaded = 0
 
@@ -39,10 +40,14 @@ class ReceivingEngine:
             self.weights[name] = tensor.clone()
             self.num_loaded += 1
 
-    async def update_by_instruction(self, payloads: list[str]) -> None:
-        (payload,) = payloads
+    async def num_ranks(self, *, anew: bool = False) -> int:
+        return self.ranks
+
+    async def update_by_instruction(self, payload: str) -> None:
+        named = pickle.loads(base64.b64decode(payload))
+        self.followed |= Instruction.from_text(named[0][0]).kind == "follow"
         try:
-            await asyncio.to_thread(load, self, pickle.loads(base64.b64decode(payload)))
+            await asyncio.to_thread(load, self, named)
         except ValueError as error:
             raise EngineRefused(str(error)) from error
 
@@ -61,9 +66,11 @@ class ReceivingEngine:
         return nothing
 
 
-def make(make_transport: Callable[[EngineSession], Transport], *urls: str) -> tuple[BucketSender, Any]:
+def make(
+    make_transport: Callable[[EngineSession], Transport], *urls: str, ranks: Sequence[int] = (1, 1)
+) -> tuple[BucketSender, Any]:
     session = EngineSession(urls, timeout_s=1)
-    engines = {url: ReceivingEngine(url) for url in urls}
+    engines = {url: ReceivingEngine(url, size) for url, size in zip(urls, ranks, strict=False)}
     session.controls = list(engines.values())  # type: ignore[arg-type]
     session._known = dict(engines)  # type: ignore[arg-type]
     return BucketSender(session, make_transport(session), "retract"), engines
@@ -90,15 +97,16 @@ def assert_same(found: Weights, expected: Weights) -> None:
 
 
 TRANSPORTS = {
-    "tensor": lambda folder: lambda session: TensorTransport(session, 1),
-    "disk": lambda folder: lambda session: DiskTransport(session, 1, folder, deltas=False),
-    "disk-delta": lambda folder: lambda session: DiskTransport(session, 1, folder, deltas=True),
+    "tensor": lambda folder: TensorTransport,
+    "disk": lambda folder: lambda session: DiskTransport(session, folder, deltas=False),
+    "disk-delta": lambda folder: lambda session: DiskTransport(session, folder, deltas=True),
 }
 
 
+@pytest.mark.parametrize("ranks", [(1, 1), (2, 1)])
 @pytest.mark.parametrize("name", TRANSPORTS)
-def test_weights_arrive_bit_for_bit_at_every_engine(name: str, tmp_path: Path) -> None:
-    sender, engines = make(TRANSPORTS[name](tmp_path), "http://a", "http://b")
+def test_weights_arrive_bit_for_bit_at_every_engine(name: str, ranks: tuple[int, int], tmp_path: Path) -> None:
+    sender, engines = make(TRANSPORTS[name](tmp_path), "http://a", "http://b", ranks=ranks)
     for version in (1, 2, 3):
         weights = some_weights(version)
         report = send(sender, weights, version)
@@ -106,6 +114,7 @@ def test_weights_arrive_bit_for_bit_at_every_engine(name: str, tmp_path: Path) -
         for engine in engines.values():
             assert engine.version == str(version)
             assert_same(engine.weights, weights)
+            assert engine.followed == (name == "tensor" and engine.ranks == 1)
     assert list(tmp_path.iterdir()) == []
     sender.close()
 
@@ -176,8 +185,8 @@ class Posts:
         import asyncio
 
         class Noting:
-            async def update_by_instruction(_, payloads: list[str]) -> None:
-                self.payloads += payloads
+            async def update_by_instruction(_, payload: str) -> None:
+                self.payloads.append(payload)
 
         asyncio.run(action(Noting(), 0))
         done: Future[Any] = Future()
@@ -193,15 +202,13 @@ def posted(transport: Any, posts: Posts, weights: Weights, version: int) -> str:
 
 
 def receive(receiver: Receiver, payload: str) -> Weights:
-    from slime_rl.weight_sync.instructions import Instruction
-
     ((text, _),) = pickle.loads(base64.b64decode(payload))
     return dict(receiver.tensors(Instruction.from_text(text)))
 
 
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     posts = Posts()
-    payload = posted(DiskTransport(posts, 1, tmp_path, deltas=False), posts, some_weights(1), 1)  # type: ignore[arg-type]
+    payload = posted(DiskTransport(posts, tmp_path, deltas=False), posts, some_weights(1), 1)  # type: ignore[arg-type]
     (path,) = tmp_path.iterdir()
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -223,7 +230,7 @@ class Refusing(ReceivingEngine):
 
 
 def test_an_engine_that_refuses_in_the_middle_is_left_out_with_its_reason() -> None:
-    sender, engines = make(lambda session: TensorTransport(session, 1), "http://a", "http://b")
+    sender, engines = make(TensorTransport, "http://a", "http://b")
     bad = Refusing("http://b")
     sender.engines.controls[1] = sender.engines._known["http://b"] = bad  # type: ignore[assignment]
     report = send(sender, some_weights(1), 1)
@@ -236,12 +243,12 @@ def test_an_engine_that_refuses_in_the_middle_is_left_out_with_its_reason() -> N
 
 
 def test_an_engine_stops_following_a_trainer_that_leaves() -> None:
-    sender, engines = make(lambda session: TensorTransport(session, 1), "http://a")
+    sender, engines = make(TensorTransport, "http://a")
     heard: list[str] = []
     inner = engines["http://a"].update_by_instruction
 
-    async def listen(payloads: list[str]) -> None:
-        following = asyncio.ensure_future(inner(payloads))
+    async def listen(payload: str) -> None:
+        following = asyncio.ensure_future(inner(payload))
         following.add_done_callback(lambda task: heard.append(f"ended, error: {task.exception()}"))
         await asyncio.shield(following)
 
@@ -265,7 +272,7 @@ def test_an_engine_stops_following_a_trainer_that_leaves() -> None:
 
 def test_a_delta_on_another_version_is_refused(tmp_path: Path) -> None:
     posts = Posts()
-    transport = DiskTransport(posts, 1, tmp_path, deltas=True)  # type: ignore[arg-type]
+    transport = DiskTransport(posts, tmp_path, deltas=True)  # type: ignore[arg-type]
     whole = posted(transport, posts, some_weights(1), 1)
     receiver = Receiver()
     receive(receiver, whole)
@@ -279,12 +286,10 @@ def test_a_delta_on_another_version_is_refused(tmp_path: Path) -> None:
 
 
 def test_memory_that_was_filled_anew_too_early_is_noticed() -> None:
-    posts = Posts()
-    transport = TensorTransport(posts, 2)  # type: ignore[arg-type]
-    transport.begin(1)
+    transport = TensorTransport(Posts())  # type: ignore[arg-type]
     buffer = transport.make_buffer()
-    transport.post(*buffer.fill(list(some_weights(1).items())))
+    payload = transport._instruction(*buffer.fill(list(some_weights(1).items()))).to_payload()
     buffer.fill(list(some_weights(2).items()))
     with pytest.raises(ValueError, match="shared memory: checksum"):
-        receive(Receiver(), posts.payloads[-1])
+        receive(Receiver(), payload)
     transport.close()

@@ -29,6 +29,10 @@ class RecordingEngine:
 
         return note
 
+    async def num_ranks(self, *, anew: bool = False) -> int:
+        self.log.append(("num ranks, anew", anew))
+        return 1
+
     async def set_weight_version(self, version: str) -> None:
         self.log.append(("version", version))
         self.version = version
@@ -67,9 +71,9 @@ class RecordingTransport:
         self.log.append(("transport closed",))
 
 
-def make(mode: Any = "retract") -> tuple[BucketSender, list[Any], RecordingEngine]:
+def make(mode: Any = "retract", external: bool = False) -> tuple[BucketSender, list[Any], RecordingEngine]:
     log: list[Any] = []
-    session = EngineSession(["http://engine"], timeout_s=1)
+    session = EngineSession(["http://engine"], timeout_s=1, external=external)
     engine = RecordingEngine(log)
     session.controls = [engine]  # type: ignore[list-item]
     session._known = {engine.url: engine}  # type: ignore[dict-item]
@@ -85,6 +89,7 @@ def test_an_update_takes_its_steps_in_order() -> None:
     report = sender.send(buckets("a", "b"), 3)
     assert log == [
         ("pause", "retract"),
+        ("num ranks, anew", False),
         ("begin_weight_update",),
         ("version", "3-incomplete"),
         ("begin", 3),
@@ -99,6 +104,14 @@ def test_an_update_takes_its_steps_in_order() -> None:
     assert (report.version, report.num_tensors, report.num_bytes) == (3, 2, 16)
     sender.close()
     assert log[-2:] == [("transport closed",), ("close",)]
+
+
+def test_servers_of_others_are_asked_for_their_size_at_every_update() -> None:
+    sender, log, _ = make(external=True)
+    for version in (1, 2):
+        sender.send(buckets("a"), version)
+    assert [entry for entry in log if entry[0] == "num ranks, anew"] == [("num ranks, anew", True)] * 2
+    sender.close()
 
 
 def test_in_place_updates_do_not_flush() -> None:

@@ -32,7 +32,7 @@ def payload(transport: TensorTransport, buffer: FlatBuffer, bucket: Bucket) -> s
 
 
 def test_an_unrelated_process_reads_the_values_and_maps_the_memory_once() -> None:
-    transport = TensorTransport(engines=None, num_shards=1)  # type: ignore[arg-type]
+    transport = TensorTransport(engines=None)  # type: ignore[arg-type]
     buffer = transport.make_buffer()
     reader = subprocess.Popen([sys.executable, "-c", READER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert reader.stdin is not None and reader.stdout is not None
@@ -47,7 +47,7 @@ def test_an_unrelated_process_reads_the_values_and_maps_the_memory_once() -> Non
 
 
 def test_the_payload_is_small_and_names_nothing_of_ours_to_unpickle() -> None:
-    transport = TensorTransport(engines=None, num_shards=1)  # type: ignore[arg-type]
+    transport = TensorTransport(engines=None)  # type: ignore[arg-type]
     content = base64.b64decode(payload(transport, transport.make_buffer(), [("w", torch.zeros(100_000))]))
     assert b"sglang" not in content and b"slime_rl" not in content
     assert len(content) < 2000
@@ -68,7 +68,7 @@ def open_memory() -> list[str]:
 
 def test_closing_gives_the_memory_back_and_nothing_lies_in_dev_shm() -> None:
     before, shared_before = open_memory(), set(os.listdir("/dev/shm"))
-    transport = TensorTransport(engines=None, num_shards=1)  # type: ignore[arg-type]
+    transport = TensorTransport(engines=None)  # type: ignore[arg-type]
     buffer = transport.make_buffer()
     payload(transport, buffer, [("w", torch.zeros(1000))])
     payload(transport, buffer, [("w", torch.zeros(100_000))])  # grows
