@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import functools
 import importlib
 import inspect
+import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -105,14 +107,26 @@ def _suggest(word: str, known: Any) -> str:
 def own_code(flag: str, where: str = "", explained: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """Around a call of the user's code: what it raises becomes a ValueError with the flag, the error and the line.
 
-    Errors of the types `explained` speak for themselves and pass. SystemExit and KeyboardInterrupt do not: out of a
-    coroutine they would end the event loop, and the run would wait for an answer for ever.
+    Errors of the types `explained` speak for themselves and pass, and so does Ctrl-C, which is not the code's doing.
+    SystemExit and KeyboardInterrupt of the code itself do not: out of a coroutine they would end the event loop, and
+    the run would wait for an answer for ever.
     """
     try:
         yield
     except explained:
         raise
     except (Exception, SystemExit, KeyboardInterrupt) as error:
+        if isinstance(error, KeyboardInterrupt) and _may_be_ctrl_c():
+            raise
         frames = traceback.extract_tb(error.__traceback__)[1:]  # without this one
         place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
         raise ValueError(f"{flag} raised {type(error).__name__}: {error}{place}{where}") from error
+
+
+def _may_be_ctrl_c() -> bool:
+    """Python raises it in the main thread; an event loop there has its own way to end."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return threading.current_thread() is threading.main_thread()
+    return False

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from slime_rl.cluster.checkpoint import find_model_folder
+from slime_rl.cluster.signals import run_command
 
 
 class Side(Protocol):
@@ -182,4 +183,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -19,9 +19,16 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from slime_rl.cluster.folders import told
+from slime_rl.cluster.signals import run_command
 
 if TYPE_CHECKING:
     import torch
@@ -220,11 +227,21 @@ def read_weights(reader: Any, config: Any, dtype: Dtype) -> dict[str, torch.Tens
     return weights
 
 
+@contextmanager
+def explained(path: Path, what: str) -> Iterator[None]:
+    """What transformers raises on a damaged or unusual file may be anything: a ValueError with the file."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(f"{path}: {what}: {type(error).__name__}: {error}") from error
+
+
 def read_config(path: Path, tied: bool, dtype: Dtype) -> Any:
     """The transformers.LlamaConfig of a GGUF file."""
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+    with explained(path, "transformers makes no config of its header"):
+        config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
     config.architectures = ["LlamaForCausalLM"]
     config.tie_word_embeddings = tied
     config.dtype = dtype
@@ -237,8 +254,9 @@ def read_config(path: Path, tied: bool, dtype: Dtype) -> Any:
 
 def write_folder(path: Path, folder: Path, dtype: Dtype) -> int:
     """Fill `folder`; returns the number of parameters."""
-    from safetensors.torch import save_file
     from transformers import AutoTokenizer, GenerationConfig
+
+    from slime_rl.trainer.hf_folder import TensorInfo, write_safetensors
 
     reader = open_gguf(path)
     tied = all(tensor.name != "output.weight" for tensor in reader.tensors)
@@ -247,9 +265,10 @@ def write_folder(path: Path, folder: Path, dtype: Dtype) -> int:
         weights = read_weights(reader, config, dtype)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "model.safetensors").chmod(0o644)  # safetensors makes files that only their owner can read
-    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    infos = [TensorInfo(name, weight.dtype, tuple(weight.shape)) for name, weight in weights.items()]
+    write_safetensors(folder / "model.safetensors", infos, weights.values())
+    with explained(path, "transformers makes no tokenizer of it"):
+        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     tokenizer.model_max_length = config.max_position_embeddings
     tokenizer.save_pretrained(folder)
     special = {name: getattr(config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
@@ -264,7 +283,8 @@ def convert(path: Path, output: Path, dtype: Dtype = "float32") -> int:
     Raises:
         ValueError: `output` is there already, or `path` is no GGUF file of a plain Llama.
     """
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+    is_there = output.exists() or output.is_symlink()
+    if is_there and (not output.is_dir() or any(output.iterdir())):
         raise ValueError(f"{output} exists already; remove it, or choose another folder")
     check_gguf(path)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -290,11 +310,12 @@ def main(argv: list[str] | None = None) -> int:
         source = find_gguf_in_package(args.package) if args.package else args.paths[0]
         num_parameters = convert(source, args.paths[-1], args.dtype)
     except (ValueError, OSError) as error:
-        print(f"convert_gguf_to_hf: {error}", file=sys.stderr)
+        message = told(error, "OUTPUT_DIR", args.paths[-1]) if isinstance(error, OSError) else error
+        print(f"convert_gguf_to_hf: {message}", file=sys.stderr)
         return 2
     print(f"{args.paths[-1]}: {num_parameters:,} parameters in {args.dtype}, from {source.name}")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

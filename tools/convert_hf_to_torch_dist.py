@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from slime_rl.cluster.checkpoint import CheckpointMeta, CheckpointStore, hold_folder, model_identity, read_model_config
 from slime_rl.cluster.folders import check_writable, told
+from slime_rl.cluster.signals import run_command
 from slime_rl.config.model_folder import check_model_files
 
 
@@ -74,4 +75,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from slime_rl.cluster.checkpoint import find_model_folder
 from slime_rl.cluster.folders import check_writable, told
+from slime_rl.cluster.signals import run_command
 from slime_rl.config.checks import check_model_folder, check_positive
 
 
@@ -26,8 +27,12 @@ def check_output(output: Path, force: bool, inputs: dict[str, Path | None]) -> N
     """Check that OUTPUT_DIR can take its place without taking away what is read.
 
     Raises:
-        ValueError: it is there and is not to be replaced, is no folder, or holds (or lies in) one of the inputs.
+        ValueError: it is there and is not to be replaced, is no folder, has no name, or holds one of the inputs.
     """
+    if output.name in ("", ".."):
+        raise ValueError(f"--output-dir must be a folder with a name, got {output}")
+    if output.is_symlink() and not output.exists():
+        raise ValueError(f"--output-dir {output} is a link to a folder that is not there; remove it")
     if output.exists() and not force:
         raise ValueError(f"--output-dir {output} exists already; --force replaces it")
     if output.exists() and not output.is_dir():
@@ -75,7 +80,7 @@ def main(argv: list[str] | None = None) -> int:
             args.output_dir,
             num_workers=args.num_workers,
             dtype=args.dtype,
-            shard_bytes=int(args.shard_size_gb * 1e9),
+            shard_bytes=int(min(args.shard_size_gb * 1e9, sys.maxsize)),
         )
     except (ValueError, OSError) as error:
         message = told(error, "--output-dir", args.output_dir) if isinstance(error, OSError) else error
@@ -86,4 +91,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

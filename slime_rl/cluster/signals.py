@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
@@ -85,3 +85,15 @@ def exit_with(code: int) -> NoReturn:
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     sys.exit(code)
+
+
+def run_command(main: Callable[[], int]) -> NoReturn:
+    """Run a tool's `main` and exit with its code; after Ctrl-C or SIGTERM, once it has cleaned up, with a shell's."""
+    leave_on_signals()
+    try:
+        code = main()
+    except (KeyboardInterrupt, Terminated) as error:
+        number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM
+        print(f"ended by {number.name}", file=sys.stderr)
+        code = 128 + number
+    exit_with(code)

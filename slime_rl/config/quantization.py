@@ -44,9 +44,21 @@ class Fp8Blocks:
 
 
 def quantization_entry(folder: str | Path) -> Any:
-    """The field as it is; None where there is none."""
+    """The field as it is; None where there is none.
+
+    Raises:
+        ValueError: config.json does not hold a JSON object.
+    """
     path = Path(folder) / "config.json"
-    return json.loads(path.read_text(encoding="utf-8")).get(FIELD) if path.is_file() else None
+    if not path.is_file():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: must hold a JSON object, got {type(content).__name__}")
+    return content.get(FIELD)
 
 
 def read_quantization(folder: str | Path) -> Fp8Blocks | None:

@@ -2,7 +2,7 @@
 
     serving ──ended, hung──► down (out of the router) ──restart──► stale ──current weights, verified──► serving
        │                      │ budget used up: the run ends
-       └─slower than --engine-slow-s─► slow (out of the router) ──in time again──► serving
+       └─slower than --engine-slow-s, or silent when the router is replaced─► slow (out of it) ──in time─► serving
 
 One thread for each engine and one for the router; the owner of the run asks `check` while it waits for anything.
 """
@@ -13,6 +13,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -25,13 +26,14 @@ from slime_rl.engine.server import answers
 logger = logging.getLogger(__name__)
 
 FAULTS_LOG = "faults.log"
+NEW_ROUTER_PROBE_S = 5.0  # an engine that needs longer must not keep a new router from the others
 
 
 class EngineState(StrEnum):
     SERVING = "serving"  # behind the router
     DOWN = "down"  # ended or hung; being replaced
     STALE = "stale"  # answers, but has not the current weights: no traffic
-    SLOW = "slow"  # has the current weights, but answers too slowly: no traffic
+    SLOW = "slow"  # has the current weights, but answers too slowly, or not yet a new router: no traffic
 
 
 class Restartable(Protocol):
@@ -56,7 +58,7 @@ class GuardedRouter(Protocol):
     def is_alive(self) -> bool: ...
     def answers(self, timeout_s: float) -> bool: ...
     def end(self) -> None: ...
-    def restart(self, engine_urls: list[str]) -> None: ...
+    def restart(self) -> None: ...
     def add_worker(self, url: str) -> None: ...
     def remove_worker(self, url: str) -> None: ...
 
@@ -140,6 +142,9 @@ class EngineGuard:
 
     def _put_back(self, member: _Member, came_from: EngineState) -> bool:
         """Behind the router, if it is still in that state; False when not, or when there is no router now."""
+        with self._lock:
+            if member.state is not came_from:  # nothing to do: do not wait for a router that hangs
+                return False
         with self._router_lock:
             with self._lock:
                 if member.state is not came_from:
@@ -198,8 +203,7 @@ class EngineGuard:
             else:
                 if self.keeps_weights:
                     self.admit(member.url)
-                if self.slow_s is not None:
-                    self._keep_pace(member, in_time)
+                self._keep_pace(member, in_time)
             member.wake.wait(self.interval_s)
             member.wake.clear()
 
@@ -212,16 +216,17 @@ class EngineGuard:
     def _keep_pace(self, member: _Member, in_time: bool) -> None:
         """Take a slow engine out of the router, but never the last one; put it back when it is in time again, or when
         it is the only one left."""
+        can_be_slow = self.slow_s is not None  # else one that is not in time does not answer at all
         with self._lock:
             others = any(m.state is EngineState.SERVING for m in self._members if m is not member)
-            goes = member.state is EngineState.SERVING and not in_time and others
+            goes = can_be_slow and member.state is EngineState.SERVING and not in_time and others
             if goes:
                 member.state = EngineState.SLOW
                 self.num_slow += 1
         if goes:
             self._take_out(member)
             self._note(f"engine {member.index} needs over {self.slow_s:g} s to answer (--engine-slow-s): no requests")
-        elif (in_time or not others) and self._put_back(member, EngineState.SLOW):
+        elif (in_time or (can_be_slow and not others)) and self._put_back(member, EngineState.SLOW):
             self._note(f"engine {member.index} gets requests again")
 
     def _what_is_wrong(self, member: _Member, silent_s: float) -> str | None:
@@ -272,9 +277,31 @@ class EngineGuard:
                 if self._closing.is_set():
                     return
                 self._spend("router", f"the router {what}")
-                self.router.restart(self.urls(EngineState.SERVING))
+                self.router.restart()
+                self._fill_router()
             answered = time.monotonic()
             self._note("the router serves again at its address")
+
+    def _fill_router(self) -> None:
+        """All at once: a new router waits for each engine that it is given, and one of them may be lost as well."""
+        with self._lock:
+            serving = [member for member in self._members if member.state is EngineState.SERVING]
+        with ThreadPoolExecutor(max(1, len(serving)), "fill-router") as pool:
+            list(pool.map(self._put_into_new_router, serving))
+
+    def _put_into_new_router(self, member: _Member) -> None:
+        """An engine that does not answer now gets requests again when it does, unless its own watch replaces it."""
+        if self.probe(member.url, NEW_ROUTER_PROBE_S):
+            try:
+                self.router.add_worker(member.url)
+                return
+            except RuntimeError as error:
+                logger.warning("engine %d could not be put behind the new router: %s", member.index, error)
+                if self.router.answers(NEW_ROUTER_PROBE_S):  # else its watch starts another one
+                    self.report(member.url, "was not taken by the new router")
+        with self._lock:
+            if member.state is EngineState.SERVING:
+                member.state = EngineState.SLOW
 
     def _spend(self, what: str, reason: str) -> None:
         """Take one restart from the budget. Raises RuntimeError when there is none left."""

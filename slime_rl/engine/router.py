@@ -10,7 +10,6 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +66,11 @@ class RouterProcess:
         if process is not None:
             process.stop(0.0)
 
-    def restart(self, engine_urls: Sequence[str]) -> None:
-        """End what is left of the router and start it again at the same address, with these engines behind it.
+    def restart(self) -> None:
+        """End what is left of the router and start it again at the same address, with no engine behind it.
 
         Raises:
-            RuntimeError: it did not start, or did not take an engine.
+            RuntimeError: it did not start.
         """
         port = int(self.url.rpartition(":")[2])
         self.stop()
@@ -87,8 +86,6 @@ class RouterProcess:
             self._process.stop()
             time.sleep(PORT_PAUSE_S)  # clients know this address only: wait until whoever took it lets it go
             self._launch(port)
-        for url in engine_urls:
-            self.add_worker(url)
 
     def start(self) -> None:
         """Start the router without any engine and wait until it listens.

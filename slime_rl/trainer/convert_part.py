@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any, TypeVar
 
 import torch
@@ -61,12 +61,13 @@ class OutputFile:
 
 
 def write_torch_dist(
-    hf_path: Path, folder: Path, dtypes: Mapping[str, torch.dtype], rank: int, parameters: list[Parameter]
+    hf_path: Path, folder: Path, dtypes: Mapping[str, torch.dtype], rank: int, parameters: list[Parameter], stop: Event
 ) -> list[Written]:
     """Write the data file of worker `rank`: these parameters, each slot key in its type of `dtypes`."""
     source = HFFolder(hf_path, torch.bfloat16)
     with TorchDistFile(folder, rank) as file:
         for pieces in read_ahead(list(_rows(parameter, source, hf_path, dtypes)) for parameter in parameters):
+            check_stop(stop)
             for slot, rows in pieces:
                 file.write(slot.key, slot.whole, slot.offsets, rows)
         return file.boxes
@@ -108,19 +109,22 @@ def read_parameter(reader: TorchDistReader, parameter: Parameter) -> list[Tensor
     return parameter.rule.merge([torch.cat(parts) if len(parts) > 1 else parts[0]])
 
 
-def write_hf_files(model_dir: Path, copied_from: Path, folder: Path, rank: int, files: list[OutputFile]) -> None:
+def write_hf_files(
+    model_dir: Path, copied_from: Path, folder: Path, rank: int, files: list[OutputFile], stop: Event
+) -> None:
     """Write these safetensors files; `rank` is only there to tell workers apart."""
     reader = TorchDistReader(model_dir)
     for file in files:
-        write_safetensors(folder / file.name, list(file.infos), _tensors(reader, copied_from, file))
+        write_safetensors(folder / file.name, list(file.infos), _tensors(reader, copied_from, file, stop))
     reader.close()
 
 
-def _tensors(reader: TorchDistReader, copied_from: Path, file: OutputFile) -> Iterator[Tensor]:
+def _tensors(reader: TorchDistReader, copied_from: Path, file: OutputFile, stop: Event) -> Iterator[Tensor]:
     types = iter(file.infos)
     wanted = {info.name for info in file.infos}
     ahead = read_ahead(read_parameter(reader, parameter) for parameter in file.parameters)
     for parameter, tensors in zip(file.parameters, ahead, strict=True):
+        check_stop(stop)
         for name, tensor in zip(parameter.names, tensors, strict=True):
             if name in wanted:
                 yield _as_type(name, tensor, next(types).dtype)
@@ -142,10 +146,32 @@ def _as_type(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return changed
 
 
+class Stopped(Exception):
+    """Another worker has failed, or the conversion was interrupted: what is not yet written is not needed."""
+
+
+def check_stop(stop: Event) -> None:
+    if stop.is_set():
+        raise Stopped
+
+
 def run_workers(function: Callable[..., T], shares: list[Any], *arguments: Any) -> list[T]:
-    """`function(*arguments, rank, share)` for every share, each in a thread; raises what the first that failed did."""
+    """`function(*arguments, rank, share, stop)` for every share, each in a thread.
+
+    When one raises, or the caller is interrupted, `stop` is set, so that the others end at their next tensor and not
+    with the last one; what the first that failed raised is raised.
+    """
+    stop = Event()
     with _for_copying(), ThreadPoolExecutor(len(shares), "convert") as pool:
-        return list(pool.map(partial(function, *arguments), range(len(shares)), shares))
+        running = [pool.submit(function, *arguments, rank, share, stop) for rank, share in enumerate(shares)]
+        try:
+            wait(running, return_when=FIRST_EXCEPTION)
+        finally:
+            stop.set()
+    failures = [error for one in running if (error := one.exception()) is not None]
+    for error in sorted(failures, key=lambda error: isinstance(error, Stopped)):
+        raise error
+    return [one.result() for one in running]
 
 
 @contextmanager

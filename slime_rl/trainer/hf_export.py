@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch.distributed as dist
-from safetensors.torch import save_file
 from torch import Tensor
 
 from slime_rl.config import Config
 from slime_rl.config.quantization import FIELD
+from slime_rl.trainer.hf_folder import TensorInfo, write_safetensors
 
 SHARD_BYTES = 4 * 1024**3
 CHAT_TEMPLATES = "additional_chat_templates"  # transformers' name for their folder
@@ -51,9 +51,8 @@ def _write_weights(weights: Iterator[tuple[str, Tensor]], folder: Path) -> None:
 
     def flush() -> None:
         nonlocal pending, pending_bytes
-        file = folder / f"part-{len(shards)}.safetensors"
-        save_file(pending, file, metadata={"format": "pt"})
-        file.chmod(0o644)  # safetensors makes files that only their owner can read
+        infos = [TensorInfo(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in pending.items()]
+        write_safetensors(folder / f"part-{len(shards)}.safetensors", infos, pending.values())
         shards.append(list(pending))
         pending, pending_bytes = {}, 0
 

@@ -13,7 +13,6 @@ import io
 import json
 import mmap
 import pickle
-import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +34,7 @@ from slime_rl.data.write_behind import WriteBehind
 from slime_rl.trainer.saved_tensor import saved_tensor
 
 METADATA, FORMAT_FILE, COMMON = ".metadata", "metadata.json", "common.pt"
+MAX_OPEN_FILES = 128  # of each reader: a run of a thousand ranks has more files than a process may open
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # (offsets, sizes)
 
 
@@ -147,6 +147,43 @@ class _IndexUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} is not expected in an index")
 
 
+@dataclass(frozen=True)
+class _StoredBox:
+    """A part of a tensor, and where it lies."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    file: str
+    start: int
+    length: int
+
+
+@dataclass(frozen=True)
+class _StoredTensor:
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    boxes: tuple[_StoredBox, ...]
+
+
+def _tensors_of(index: Metadata) -> dict[str, _StoredTensor]:
+    """The tensors of an index, with the boxes that are in a file. Whatever is damaged in it raises something."""
+    content: dict[Any, Any] = index.storage_data
+    places: dict[tuple[str, tuple[int, ...]], Any] = {
+        (place.fqn, tuple(place.offset or ())): info for place, info in content.items()
+    }
+    tensors: dict[str, _StoredTensor] = {}
+    for key, entry in index.state_dict_metadata.items():
+        if not isinstance(entry, TensorStorageMetadata):
+            continue
+        boxes = []
+        for chunk in entry.chunks:
+            offsets, sizes = tuple(chunk.offsets), tuple(chunk.sizes)
+            if (info := places.get((key, offsets))) is not None:
+                boxes.append(_StoredBox(offsets, sizes, str(info.relative_path), int(info.offset), int(info.length)))
+        tensors[key] = _StoredTensor(tuple(entry.size), entry.properties.dtype, tuple(boxes))
+    return tensors
+
+
 class TorchDistReader:
     """A checkpoint folder, by any writer and of any parallel layout."""
 
@@ -167,45 +204,42 @@ class TorchDistReader:
             raise ValueError(
                 f"{folder / METADATA}: must hold the index of a torch_dist checkpoint, got {type(content)}"
             )
-        self._metadata = content
-        self._storage: dict[tuple[str, tuple[int, ...]], Any] = {
-            (index.fqn, tuple(index.offset or ())): info for index, info in self._stored()
-        }
+        try:
+            self._tensors = _tensors_of(content)
+        except Exception as error:  # it was read, but parts of it are not what they must be
+            raise ValueError(f"{folder / METADATA}: is damaged: {type(error).__name__}: {error}") from error
         self._files: dict[str, Any] = {}
-
-    def _stored(self) -> Iterable[tuple[Any, Any]]:
-        return self._metadata.storage_data.items()
 
     @property
     def keys(self) -> list[str]:
         """Names of the tensors, as Megatron spells them."""
-        return [k for k, v in self._metadata.state_dict_metadata.items() if isinstance(v, TensorStorageMetadata)]
+        return list(self._tensors)
 
     def common(self) -> dict[str, Any]:
         """What is no tensor."""
         return torch.load(self.folder / COMMON, map_location="cpu", weights_only=True)
 
     def shape(self, key: str) -> tuple[int, ...]:
-        return tuple(self._tensor(key).size)
+        return self._tensor(key).shape
 
     def dtype(self, key: str) -> torch.dtype:
-        return self._tensor(key).properties.dtype
+        return self._tensor(key).dtype
 
     def read(self, key: str, box: Box | None = None) -> Tensor:
         """The whole tensor, or a box of it.
 
         Raises:
-            ValueError: it is not there, a part of it is missing, or a data file is cut off.
+            ValueError: it is not there, a part of it is missing, or a data file is cut off or damaged.
         """
         entry = self._tensor(key)
-        offsets, sizes = box or ((0,) * len(entry.size), tuple(entry.size))
+        offsets, sizes = box or ((0,) * len(entry.shape), entry.shape)
         target: Tensor | None = None
         covered = 0
-        for chunk in entry.chunks:
-            overlap = _overlap((offsets, sizes), (tuple(chunk.offsets), tuple(chunk.sizes)))
+        for place in entry.boxes:
+            overlap = _overlap((offsets, sizes), (place.offsets, place.sizes))
             if overlap is None:
                 continue
-            stored = self._load(key, tuple(chunk.offsets))
+            stored = self._load(key, entry.dtype, place)
             into, source, count = overlap
             if count == _count(sizes) == stored.numel():
                 return stored.reshape(sizes)
@@ -217,28 +251,35 @@ class TorchDistReader:
             raise ValueError(f"{self.folder}: {key} is incomplete: {covered} of {_count(sizes)} values are stored")
         return target
 
-    def _tensor(self, key: str) -> TensorStorageMetadata:
-        entry = self._metadata.state_dict_metadata.get(key)
-        if not isinstance(entry, TensorStorageMetadata):
+    def _tensor(self, key: str) -> _StoredTensor:
+        if key not in self._tensors:
             raise ValueError(f"{self.folder}: there is no tensor {key} in this checkpoint")
-        return entry
+        return self._tensors[key]
 
-    def _load(self, key: str, offsets: tuple[int, ...]) -> Tensor:
-        info = self._storage[key, offsets]
-        path = self.folder / info.relative_path
-        if info.relative_path not in self._files:
+    def _load(self, key: str, dtype: torch.dtype, place: _StoredBox) -> Tensor:
+        path, sizes = self.folder / place.file, torch.Size(place.sizes)
+        if place.file not in self._files:
+            if len(self._files) >= MAX_OPEN_FILES:  # the oldest; what was read of it keeps its map
+                del self._files[next(iter(self._files))]
             try:
                 with path.open("rb") as opened:  # private: nobody can write to the file through a tensor
-                    self._files[info.relative_path] = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
+                    self._files[place.file] = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
             except (OSError, ValueError) as error:
-                raise ValueError(f"{self.folder}: the data file {info.relative_path} is missing: {error}") from error
-        data = self._files[info.relative_path]
-        if info.offset + info.length > len(data):
+                raise ValueError(f"{self.folder}: the data file {place.file} is missing: {error}") from error
+        data = self._files[place.file]
+        if place.start + place.length > len(data):
             raise ValueError(f"{path}: is cut off, the data of {key} is not all there")
         try:
-            return saved_tensor(data, info.offset, info.length)
-        except (RuntimeError, pickle.UnpicklingError, EOFError, zipfile.BadZipFile, KeyError) as error:
-            raise ValueError(f"{path}: the data of {key} is damaged: {error}") from error
+            tensor = saved_tensor(data, place.start, place.length)
+            found = tensor.dtype, tensor.shape
+        except Exception as error:  # damaged bytes may raise anything
+            raise ValueError(f"{path}: the data of {key} is damaged: {type(error).__name__}: {error}") from error
+        if found != (dtype, sizes):
+            raise ValueError(
+                f"{path}: the data of {key} is damaged: it must be {dtype} {list(sizes)} by the index, got {found[0]} "
+                f"{list(found[1])}"
+            )
+        return tensor
 
     def close(self) -> None:
         """Let go of the files; tensors that were read stay valid."""

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import asyncio
 import functools
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slime_rl.protocols import DataBuffer, GenerateFunction, GroupFilter, PromptSource, RewardFunction
-from slime_rl.registry import ExtensionPoint
+from slime_rl.registry import ExtensionPoint, own_code
 
 REWARD = ExtensionPoint("--reward-function-path", RewardFunction, {"math": "my_plugin:good_reward"})
 FILTER = ExtensionPoint("--dynamic-filter-path", GroupFilter, {})
@@ -150,3 +152,24 @@ def test_a_file_is_answered_with_its_module(spec: str) -> None:
     point = ExtensionPoint(flag="--x", protocol=GroupFilter, builtins={})
     with pytest.raises(ValueError, match=rf"--x: '{spec}' names a file; give the module, as my\.rewards:reward"):
         point.load(spec)
+
+
+def interrupted() -> None:
+    with own_code("--model-provider-path"):
+        raise KeyboardInterrupt
+
+
+async def interrupted_task() -> None:
+    interrupted()
+
+
+def test_ctrl_c_is_not_blamed_on_the_users_code() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+
+
+def test_an_interrupt_that_the_users_code_raises_itself_does_not_end_an_event_loop() -> None:
+    with pytest.raises(ValueError, match="--model-provider-path raised KeyboardInterrupt"):
+        asyncio.run(interrupted_task())
+    with ThreadPoolExecutor(1) as pool, pytest.raises(ValueError, match="raised KeyboardInterrupt"):
+        pool.submit(interrupted).result()

@@ -20,6 +20,7 @@ class ScriptedRouter:
         self.alive = self.answering = True
         self.num_restarts = 0
         self.ended = threading.Event()
+        self.refused: list[str] = []
 
     def is_alive(self) -> bool:
         return self.alive
@@ -31,12 +32,14 @@ class ScriptedRouter:
         self.alive = False
         self.ended.set()
 
-    def restart(self, engine_urls: list[str]) -> None:
+    def restart(self) -> None:
         self.alive = self.answering = True
-        self.behind = list(engine_urls)
-        self.num_restarts += 1  # last: tests wait for it
+        self.behind = []
+        self.num_restarts += 1
 
     def add_worker(self, url: str) -> None:
+        if url in self.refused:
+            raise RuntimeError(f"did not take engine {url} within 60 s")
         self.behind.append(url)
 
     def remove_worker(self, url: str) -> None:
@@ -212,8 +215,7 @@ def test_a_router_that_hangs_is_replaced_while_a_call_waits_for_it(tmp_path: Pat
     scene = Scene(tmp_path)
     scene.router.answering = False
     scene.engines[0].ended = "exited with 1"  # is taken out of the router, which does not answer
-    scene.wait_for(lambda: scene.router.num_restarts == 1)
-    assert scene.router.behind == ["b0"]
+    scene.wait_for(lambda: scene.router.num_restarts == 1 and scene.router.behind == ["b0"])
     assert "the router has not answered for" in scene.log
     scene.guard.close()
 
@@ -223,11 +225,48 @@ def test_a_lost_router_is_restarted_with_the_serving_engines_only(tmp_path: Path
     scene.engines[0].ended = "exited with 1"
     scene.wait_for(lambda: scene.guard.urls(EngineState.STALE) == ["a1"])
     scene.router.alive = False
-    scene.wait_for(lambda: scene.router.num_restarts == 1)
-    assert scene.router.behind == ["b0"]
+    scene.wait_for(lambda: scene.router.num_restarts == 1 and scene.router.behind == ["b0"])
     scene.router.answering = False
     scene.wait_for(lambda: scene.router.num_restarts == 2)
     assert "the router has not answered for" in scene.log
+    scene.guard.close()
+
+
+def test_an_engine_lost_with_the_router_keeps_it_from_nobody_and_comes_back_when_it_answers(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, "--engine-health-timeout-s", "60")
+    scene.engines[0].answering = False  # nobody knows yet whether it is lost
+    scene.router.refused = ["a0"]
+    scene.router.alive = False
+    scene.wait_for(lambda: scene.router.num_restarts == 1 and scene.router.behind == ["b0"])
+    scene.wait_for(lambda: scene.guard.urls(EngineState.SERVING) == ["b0"])
+    scene.guard.check()
+    scene.router.refused = []
+    scene.engines[0].answering = True
+    scene.wait_for(lambda: scene.guard.urls(EngineState.SERVING) == ["a0", "b0"])
+    assert scene.router.behind == ["b0", "a0"]
+    assert scene.guard.num_restarts == {"engine": 0, "router": 1}
+    scene.guard.close()
+
+
+def test_an_engine_that_a_new_router_does_not_take_is_replaced(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, "--engine-health-interval-s", "0.2")
+    scene.router.refused = ["a0"]
+    scene.router.alive = False
+    scene.wait_for(lambda: scene.guard.urls(EngineState.STALE) == ["a1"])
+    assert scene.router.behind == ["b0"]
+    assert "engine 0 was not taken by the new router; restarting" in scene.log
+    assert scene.guard.admit("a1")
+    scene.guard.check()
+    scene.guard.close()
+
+
+def test_an_engine_that_ends_is_found_while_a_call_of_another_waits_for_the_router(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, keeps_weights=True)
+    with scene.guard._router_lock:  # who waits for a router that hangs holds it
+        scene.engines[0].ended = "exited with 1"
+        scene.wait_for(lambda: scene.guard.urls(EngineState.DOWN) == ["a0"])
+        scene.engines[1].answered_at = 0.0
+        scene.wait_for(lambda: scene.engines[1].answered_at > 0)  # and the other is still looked after
     scene.guard.close()
 
 

@@ -5,6 +5,11 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
+import subprocess
+import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -15,8 +20,19 @@ from benchmarks.hf_parity import same_weights
 from benchmarks.tiny_models import SHAPE, make_checkpoint, make_named
 from slime_rl.cluster.checkpoint import hold_folder
 from slime_rl.cluster.folders import told
-from slime_rl.trainer.convert_part import run_workers
+from slime_rl.trainer.convert_part import check_stop, run_workers
 from tools import compare_checkpoints, convert_hf_to_torch_dist, convert_torch_dist_to_hf
+
+SLOW = """
+import sys, time
+sys.path.insert(0, {root!r})
+from slime_rl.cluster.signals import run_command
+from slime_rl.data import write_behind
+from tools import {tool}
+
+write_behind.WriteBehind.advance = lambda self: time.sleep(0.2)  # after each tensor
+run_command({tool}.main)
+"""
 
 
 def to_dist(hf: Path, save: Path, *flags: str) -> int:
@@ -175,6 +191,38 @@ def test_shard_size_must_be_a_size(size: str, tmp_path: Path, capsys: pytest.Cap
     assert "--shard-size-gb must be" in capsys.readouterr().err
 
 
+def test_a_shard_of_any_size_may_be_asked_for(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "hf", "qwen3", num_hidden_layers=1)
+    assert to_dist(tmp_path / "hf", tmp_path / "dist") == 0
+    for size, name in (("1e300", "model.safetensors"), ("1e-12", "model-00001-of-*.safetensors")):
+        assert to_hf(tmp_path / "dist", tmp_path / size, "--shard-size-gb", size) == 0
+        assert len(list((tmp_path / size).glob(name))) == 1
+        assert same_weights(tmp_path / "hf", tmp_path / size)
+
+
+@pytest.mark.parametrize("output", [".", "..", "link"])
+def test_an_output_that_cannot_take_its_place_is_refused_before_the_work(
+    output: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "link").symlink_to("nowhere")
+    (tmp_path / "in").mkdir()
+    monkeypatch.chdir(tmp_path / "in" if output == ".." else tmp_path)
+    assert to_hf(tmp_path / "missing", Path(output), "--force") == 2
+    assert f"--output-dir {output} is a link to" in (message := capsys.readouterr().err) or (
+        f"--output-dir must be a folder with a name, got {output}" in message
+    )
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "null", ""])
+def test_a_broken_config_is_named_when_checkpoints_are_compared(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_checkpoint(tmp_path / "hf", "qwen3", num_hidden_layers=1)
+    (tmp_path / "hf" / "config.json").write_text(text)
+    assert compare_checkpoints.main([str(tmp_path / "hf"), str(tmp_path / "hf")]) == 2
+    assert str(tmp_path / "hf" / "config.json") in capsys.readouterr().err
+
+
 def test_two_conversions_do_not_write_into_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_checkpoint(tmp_path / "hf", "qwen3", num_hidden_layers=1)
     with hold_folder("--save", tmp_path / "dist"):
@@ -192,10 +240,36 @@ def test_what_one_worker_raises_ends_a_conversion_and_torch_is_as_before() -> No
     assert (torch.get_num_threads(), torch.serialization.get_crc32_options()) == before
 
 
-def fail_on_one(rank: int, share: int) -> int:
+def fail_on_one(rank: int, share: int, stop: threading.Event) -> int:
     if share == 1:
         raise ValueError(f"the matrix of worker {rank} is damaged")
     return share
+
+
+def test_workers_stop_with_the_one_that_fails_and_its_error_is_told() -> None:
+    others_began = threading.Barrier(3)
+
+    def work(rank: int, share: int, stop: threading.Event) -> None:
+        others_began.wait(10)
+        if rank == 2:
+            raise ValueError("the matrix of worker 2 is damaged")
+        assert stop.wait(10), "nobody says that the conversion has failed"
+        check_stop(stop)
+
+    with pytest.raises(ValueError, match="the matrix of worker 2 is damaged"):
+        run_workers(work, [0, 1, 2])
+
+
+def test_an_interrupt_stops_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped: list[bool] = []
+
+    def interrupted(running: list[object], return_when: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("slime_rl.trainer.convert_part.wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_workers(lambda rank, share, stop: stopped.append(stop.wait(10)), [0, 1])
+    assert stopped == [True, True]
 
 
 def test_infinities_and_stored_tied_output_layers_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -259,3 +333,26 @@ def test_a_full_disk_is_told_with_the_flag_of_the_output() -> None:
     assert told(error, "--save", Path("out")) == "--save out: No space left on device"
     missing = FileNotFoundError(errno.ENOENT, "No such file or directory", "in/x")
     assert "'in/x'" in told(missing, "--save", Path("out"))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("tool", ["convert_hf_to_torch_dist", "convert_torch_dist_to_hf"])
+def test_a_conversion_that_is_ended_leaves_nothing(
+    tool: str, number: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    make_checkpoint(tmp_path / "hf", "qwen3", num_hidden_layers=1)
+    assert to_dist(tmp_path / "hf", tmp_path / "dist") == 0
+    flags = {
+        "convert_hf_to_torch_dist": f"--hf-checkpoint {tmp_path}/hf --save {tmp_path}/out/it",
+        "convert_torch_dist_to_hf": f"--input-dir {tmp_path}/dist --output-dir {tmp_path}/out/it",
+    }[tool]
+    (tmp_path / "slow.py").write_text(SLOW.format(root=str(Path(__file__).resolve().parents[3]), tool=tool))
+    running = subprocess.Popen([sys.executable, str(tmp_path / "slow.py"), *flags.split()], stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while not any(tmp_path.glob("out/**/*.distcp")) and not any(tmp_path.glob("out/.*/*.safetensors")):
+        assert time.monotonic() < deadline and running.poll() is None
+        time.sleep(0.05)
+    running.send_signal(number)
+    _, told = running.communicate(timeout=30)
+    assert (running.returncode, told.decode().strip()) == (code, f"ended by {number.name}")
+    assert [path for path in (tmp_path / "out").rglob("*") if path.name != "it"] == []

