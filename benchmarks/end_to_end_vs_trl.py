@@ -4,7 +4,9 @@
     python benchmarks/end_to_end_vs_trl.py --model MODEL_DIR --only ours     (or trl), to measure in two sittings
 
 TRL runs in its own virtual environment (made once, in --venv), which sees this one's torch and transformers, so that
-both compute with the same libraries; float32, all cores, no gradient checkpointing, one update a step, no reference.
+both compute with the same libraries; all cores, no gradient checkpointing, one update a step, no reference.
+Types: --dtype bfloat16 is ours with float32 master weights; --trl-dtype autocast is TRL's bf16=True (its products in
+bfloat16, weights in float32), and bfloat16 is weights and moments in it too, so that small updates are lost.
 The first step of each is left out: it holds one-time costs. Last line:
 `ours_samples_s=… trl_samples_s=… ratio=…`.
 """
@@ -53,7 +55,7 @@ def run_ours(args: argparse.Namespace, rows: Path, folder: Path) -> tuple[float,
         *("--rollout-batch-size", str(args.prompts), "--n-samples-per-prompt", str(args.samples)),
         *("--max-prompt-len", "128", "--max-response-len", str(args.new_tokens), "--rm-type", "exact"),
         *("--num-steps", str(args.steps + 1), "--lr", args.lr, "--device", "cpu", "--run-dir", str(run)),
-        *("--max-tokens-per-worker", str(args.max_tokens_per_worker), *args.flags),
+        *("--max-tokens-per-worker", str(args.max_tokens_per_worker), "--train-dtype", args.dtype, *args.flags),
     ]
     with (folder / "ours.log").open("w") as log:
         if subprocess.run(command, stdout=log, stderr=log, check=False).returncode != 0:
@@ -63,13 +65,13 @@ def run_ours(args: argparse.Namespace, rows: Path, folder: Path) -> tuple[float,
     length = fmean(line["rollout/response_length_mean"] for line in lines)
     parts = {n: fmean(line.get(f"timing_s/{n}", 0.0) for line in lines) for n in ("rollout", "train", "sync")}
     shown = ", ".join(f"{name} {value:.2f}" for name, value in parts.items())
-    remark = f"{fmean(seconds):.2f} s a step ({shown}), {length:.1f} tokens a response"
+    remark = f"{args.dtype}, {fmean(seconds):.2f} s a step ({shown}), {length:.1f} tokens a response"
     return args.prompts * args.samples / fmean(seconds), remark
 
 
 def run_trl(args: argparse.Namespace, rows: Path, folder: Path) -> tuple[float, str]:
     """(samples a second, remark)."""
-    numbers = [args.prompts, args.samples, args.new_tokens, args.steps + 1, args.lr]
+    numbers = [args.prompts, args.samples, args.new_tokens, args.steps + 1, args.lr, args.trl_dtype]
     side = Path(__file__).with_name("trl_side.py")
     command = [str(make_venv(Path(args.venv))), str(side), args.model, str(rows), *map(str, numbers)]
     with (folder / "trl.log").open("w") as log:
@@ -79,7 +81,7 @@ def run_trl(args: argparse.Namespace, rows: Path, folder: Path) -> tuple[float, 
     found = json.loads(done.stdout.splitlines()[-1])
     seconds = found["seconds"][1:]
     length = fmean(found["lengths"][1:] or found["lengths"])
-    remark = f"{fmean(seconds):.2f} s a step, {length:.1f} tokens a response, {found['threads']} threads"
+    remark = f"{args.trl_dtype}, {fmean(seconds):.2f} s a step, {length:.1f} tokens a response"
     return args.prompts * args.samples / fmean(seconds), remark
 
 
@@ -92,6 +94,8 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=3, help="measured steps; one more runs before them")
     parser.add_argument("--lr", default="1e-6")
     parser.add_argument("--max-tokens-per-worker", type=int, default=1024)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of our run")
+    parser.add_argument("--trl-dtype", choices=("float32", "autocast", "bfloat16"), default="float32", help="of TRL's")
     parser.add_argument("--only", choices=("ours", "trl"))
     parser.add_argument("--venv", default=str(Path(tempfile.gettempdir()) / "slime_rl_trl_venv"), metavar="DIR")
     parser.add_argument("flags", nargs="*", help="further flags of slime_rl.train, after --")

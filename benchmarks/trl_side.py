@@ -1,6 +1,6 @@
 """TRL's half of end_to_end_vs_trl.py, run by TRL's own environment: GRPO on the same rows; prints seconds of each step.
 
-python benchmarks/trl_side.py MODEL_DIR ROWS.jsonl PROMPTS SAMPLES NEW_TOKENS STEPS LR
+python benchmarks/trl_side.py MODEL_DIR ROWS.jsonl PROMPTS SAMPLES NEW_TOKENS STEPS LR float32|autocast|bfloat16
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class StepClock(TrainerCallback):
 
 
 def main() -> None:
-    model, rows, *numbers = sys.argv[1:]
+    model, rows, *numbers, kind = sys.argv[1:]
     prompts, samples, new_tokens, steps = map(int, numbers[:4])
     with open(rows) as file:
         lines = [json.loads(line) for line in file]
@@ -46,7 +46,7 @@ def main() -> None:
         config = GRPOConfig(
             output_dir=folder,
             use_cpu=True,
-            bf16=False,
+            bf16=kind == "autocast",
             per_device_train_batch_size=prompts * samples,
             num_generations=samples,
             max_completion_length=new_tokens,
@@ -59,7 +59,7 @@ def main() -> None:
             save_strategy="no",
             report_to=[],
             disable_tqdm=True,
-            model_init_kwargs={"dtype": torch.float32},
+            model_init_kwargs={"dtype": torch.bfloat16 if kind == "bfloat16" else torch.float32},
         )
         trainer = GRPOTrainer(
             model=model, reward_funcs=exact, args=config, train_dataset=Dataset.from_list(data), callbacks=[clock]

@@ -61,6 +61,7 @@ class Package:
     remedy: str = ""
 
 
+BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # x86, x86, ARM
 INSTALL_CPU = "run `bash scripts/install_cpu.sh`"
 INSTALL_GPU = "run `pip install -e .[gpu]`"
 # The engine's stand-ins leave a package alone that imports, so the same code fits CPU and GPU.
@@ -138,6 +139,7 @@ def _system() -> Iterator[Finding]:
 def _resources(folder: Path) -> Iterator[Finding]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     yield _limit("cores", cores, fewest=1, comfortable=2, unit="", remedy="engine and trainer will share one core")
+    yield Finding(topic="system", name="bfloat16 products", verdict=Verdict.OK, value=_bfloat16())
     memory = _memory_limit_bytes() / GIB
     remedy = "use a smaller model, or --rollout-num-engines 1 and --train-num-workers 1"
     yield _limit("memory available", memory, fewest=3, comfortable=8, unit="GiB", remedy=remedy)
@@ -148,6 +150,15 @@ def _resources(folder: Path) -> Iterator[Finding]:
         shared = shutil.disk_usage("/dev/shm").free / GIB
         remedy = "Ray and weight sync pass data through /dev/shm: start the container with --shm-size=4g or more"
         yield _limit("shared memory free", shared, fewest=0.06, comfortable=1, unit="GiB", remedy=remedy)
+
+
+def _bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Whether the cores multiply bfloat16 themselves."""
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
+    flags = {word for line in lines if line.lower().startswith(("flags", "features")) for word in line.split()}
+    if own := sorted(flags & BFLOAT16_FLAGS):
+        return f"{', '.join(own)}: --train-dtype bfloat16 makes CPU runs of larger models faster"
+    return "not on these cores: float32 is as fast on a CPU"
 
 
 def _memory_limit_bytes() -> int:

@@ -23,7 +23,9 @@ ENGINE = {
 }
 ENGINE_ON_CPU = {
     "SGLANG_USE_CPU_ENGINE": "1",
-    "GOMP_SPINCOUNT": "0",  # threads that spin while they wait take the cores from those they wait for
+    # A thread waits some tenths of a millisecond for the next call of a layer: waking it takes as long as many calls.
+    # Not longer, since threads that spin take the cores from those they wait for.
+    "GOMP_SPINCOUNT": "20000",
     "TORCHDYNAMO_DISABLE": "1",  # compiling would cost seconds at the first requests and gain nothing here
     "CUDA_VISIBLE_DEVICES": "",
 }

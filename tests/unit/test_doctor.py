@@ -63,6 +63,21 @@ def test_machine_itself_passes_and_names_its_limits(tmp_path: Path) -> None:
     assert all(finding.remedy for finding in findings.values() if finding.verdict is not Verdict.OK)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("flags\t\t: fpu avx512_bf16 avx512f\n", "avx512_bf16: --train-dtype bfloat16"),
+        ("Features\t: fp asimd bf16\n", "bf16: --train-dtype bfloat16"),
+        ("flags\t\t: fpu avx2 avx512f\n", "not on these cores"),
+        (None, "not on these cores"),
+    ],
+)
+def test_doctor_says_whether_cores_multiply_bfloat16(text: str | None, said: str, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{text}")
+    assert doctor._bfloat16(tmp_path / "cpuinfo").startswith(said)
+
+
 def findings(verdict: Verdict) -> list[Finding]:
     return [
         Finding(topic="device", name="GPUs", verdict=Verdict.OK, value="none: runs use the CPU"),

@@ -44,6 +44,7 @@ class FusedAdam(torch.optim.Optimizer):
                 [self.state[p]["exp_avg_sq"] for p in params],
                 [],
                 [torch.tensor(group["step"] - 1.0) for _ in params],
+                fused=True,
                 amsgrad=False,
                 beta1=group["betas"][0],
                 beta2=group["betas"][1],

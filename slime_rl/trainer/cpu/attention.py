@@ -117,11 +117,14 @@ class PackedAttention(torch.nn.Module):
             mask = torch.ones(num_queries, num_keys, dtype=torch.bool, device=q.device).tril(num_keys - num_queries)
         if mask is not None and self.window is not None:
             mask = mask.triu(num_keys - num_queries - self.window + 1)
+        dtype = q.dtype
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        if q.device.type == "cpu":  # torch's backward in bfloat16 takes four times as long there
+            q, k, v = q.float(), k.float(), v.float()
         out = F.scaled_dot_product_attention(
             q, k, v, mask, is_causal=mask is None, scale=self.softmax_scale, enable_gqa=True
         )
-        return out.transpose(1, 2)
+        return out.transpose(1, 2).to(dtype)
 
 
 def _in_order(gathered: Tensor, at: int, chunk: int) -> Tensor:
