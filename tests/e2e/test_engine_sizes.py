@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,11 +15,12 @@ import torch
 from e2e_runs import LIMIT_S, base_flags, server_with, start_train, train_metrics
 from factories import make_config
 from processes import wait_for
+from served import generate
 from tiny_checkpoint import write_tiny_checkpoint
 
 from slime_rl.engine.control import EngineControl
 from slime_rl.engine.server import EngineServer
-from slime_rl.rollout.client import EngineClient, Generation
+from slime_rl.rollout.client import Generation
 from slime_rl.weight_sync.bucket import split_buckets
 from slime_rl.weight_sync.sender import make_sender
 
@@ -44,18 +44,6 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     finally:
         for engine in engines:
             engine.stop()
-
-
-def generate(url: str) -> list[tuple[list[int], Generation]]:
-    source = random.Random(0)
-    prompts = [[source.randrange(3, 98) for _ in range(10)] for _ in range(3)]
-
-    async def run() -> list[Generation]:
-        async with EngineClient(url, max_in_flight=8, timeout_s=600) as client:
-            sampling = {"max_new_tokens": 16, "temperature": 1.0, "ignore_eos": True}
-            return await asyncio.gather(*(client.generate(prompt, sampling) for prompt in prompts))
-
-    return list(zip(prompts, asyncio.run(run()), strict=True))
 
 
 def gap(model: Any, prompt: list[int], answer: Generation) -> float:

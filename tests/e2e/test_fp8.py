@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 from e2e_runs import base_flags, run_train, train_metrics
 from factories import make_config
 from safetensors.torch import load_file, save_file
+from served import generate
 from tiny_checkpoint import quantize_checkpoint, write_tiny_checkpoint
 
 from benchmarks.tiny_models import make_checkpoint
@@ -26,7 +26,6 @@ from slime_rl.config.quantization import read_quantization
 from slime_rl.data.fp8 import dequantize_blocks, quantize_blocks
 from slime_rl.engine.control import EngineControl
 from slime_rl.engine.server import EngineServer
-from slime_rl.rollout.client import EngineClient, Generation
 from slime_rl.weight_sync.bucket import split_buckets
 from slime_rl.weight_sync.quantize import EngineForm
 from slime_rl.weight_sync.sender import make_sender
@@ -91,18 +90,6 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EngineSer
         yield server, model, weights
     finally:
         server.stop()
-
-
-def generate(url: str) -> list[tuple[list[int], Generation]]:
-    source = random.Random(0)
-    prompts = [[source.randrange(3, 98) for _ in range(10)] for _ in range(3)]
-
-    async def run() -> list[Generation]:
-        async with EngineClient(url, max_in_flight=8, timeout_s=600) as client:
-            sampling = {"max_new_tokens": 16, "temperature": 1.0, "ignore_eos": True}
-            return await asyncio.gather(*(client.generate(prompt, sampling) for prompt in prompts))
-
-    return list(zip(prompts, asyncio.run(run()), strict=True))
 
 
 def checksum(url: str) -> str:
