@@ -2,7 +2,7 @@
 
     python benchmarks/soak.py --steps 300 [-- FURTHER FLAGS]
 
-Memory is the proportional size (PSS) of the driver and all its children, read about every second and told by process.
+Memory is the proportional size (PSS) of the driver and all its children, read several times a second, by process.
 The first half of the steps is warm-up (allocators, caches, imports that come late) and left out. The rest is cut into
 blocks of equally many readings; the slope is a least-squares line through the means of the blocks. Its standard error
 is that of the means: neighbouring readings are much alike, so that they would promise more than they know. Last
@@ -29,7 +29,7 @@ from slime_rl.observability.memory import measure_process, process_tree
 from tools.make_quickstart import main as make_quickstart
 
 MIB = 1024**2
-PAUSE_S = 1.0
+PAUSE_S = 0.2
 BLOCKS = 8
 SHOWN_MIB = 0.2  # slopes below it have no line of their own
 
