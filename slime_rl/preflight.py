@@ -22,6 +22,7 @@ from slime_rl.buffer.sources.prompts import prompt_length_problem
 from slime_rl.cluster.checkpoint import read_meta
 from slime_rl.cluster.folders import check_folders, check_spared
 from slime_rl.cluster.load_checks import check_loadable
+from slime_rl.cluster.placement import check_colocation
 from slime_rl.cluster.run_folder import outputs_in
 from slime_rl.config import Config
 from slime_rl.config.evaluation import for_evaluation
@@ -163,6 +164,8 @@ def _shape(config: Config) -> str | None:
 
 def _machine(config: Config) -> str | None:
     """A private Ray has this machine alone; a cluster is asked when the run has joined it."""
+    if config.cluster.colocate and config.needs_engines:
+        check_colocation(config)
     device = _device(config)
     if device == "cuda":
         return check_gpus(config)

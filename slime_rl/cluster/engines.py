@@ -16,7 +16,7 @@ from slime_rl.engine.control import EngineControl, EngineError
 from slime_rl.engine.guard import EngineGuard, EngineState
 from slime_rl.engine.router import RouterProcess
 
-_CHECKSUM_S = 120.0
+_SIZE_S, _CHECKSUM_S = 10.0, 120.0
 _ABORT_S = 10.0
 
 T = TypeVar("T")
@@ -58,8 +58,8 @@ class EngineGroup:
 
     def settle(self, version: int, updated: list[str], failed: dict[str, str]) -> None:
         """After a weight update: replace the engines that failed in it, and give traffic to the stale ones that now
-        have the same weights as an engine of their size that was never lost. Where none is left their version counts:
-        what they got was checked when they got it."""
+        have the same weights as an engine of their size that was never lost. Where none of those tells them their
+        version counts: what they got was checked when they got it."""
         for url, reason in failed.items():
             self.guard.report(url, f"failed in the weight update to version {version}: {reason}")
         stale = [url for url in self.guard.urls(EngineState.STALE) if url in updated]
@@ -68,11 +68,12 @@ class EngineGroup:
         sound = [url for url in self.guard.urls(EngineState.SERVING) if url in updated]
         found, wanted = asyncio.run(_fingerprints(stale, sound, self.headers))
         for url in stale:
-            print_, expected = found[url], wanted.get(url)
+            print_, expected = found[url], wanted[url]
             if isinstance(print_, EngineError):
                 self.guard.report(url, f"does not tell its checksum: {print_}")
-            elif print_[0] != str(version) or (expected is not None and print_ != expected):
-                self.guard.report(url, f"has version and checksum {print_} where {expected or version} is expected")
+            elif print_[0] != str(version) or (expected and print_ not in expected):
+                wants = " or ".join(map(str, sorted(expected))) or version
+                self.guard.report(url, f"has version and checksum {print_} where {wants} is expected")
             else:
                 self.guard.admit(url)
 
@@ -130,13 +131,15 @@ Fingerprint = tuple[str, str]  # weight version, checksum of the weights
 
 async def _fingerprints(
     stale: list[str], sound: list[str], headers: dict[str, str]
-) -> tuple[dict[str, Fingerprint | EngineError], dict[str, Fingerprint]]:
-    """What each stale engine has, or why it does not tell; and what the first sound one of its size has, by its URL.
-    Each rank has a part of the weights, so that checksums of engines of other sizes differ."""
+) -> tuple[dict[str, Fingerprint | EngineError], dict[str, set[Fingerprint]]]:
+    """What each stale engine has, or why it does not tell; and by its URL what the sound ones of its size have, which
+    may be cut in several ways. Each rank has a part of the weights, so that engines of other sizes differ."""
 
-    async def ask(question: Callable[[EngineControl], Awaitable[T]], urls: list[str]) -> dict[str, T | EngineError]:
+    async def ask(
+        question: Callable[[EngineControl], Awaitable[T]], urls: list[str], limit_s: float
+    ) -> dict[str, T | EngineError]:
         async def one(url: str) -> T | EngineError:
-            async with EngineControl(url, _CHECKSUM_S, headers=headers) as control:
+            async with EngineControl(url, limit_s, headers=headers) as control:
                 try:
                     return await question(control)
                 except EngineError as error:
@@ -147,10 +150,11 @@ async def _fingerprints(
     async def fingerprint(control: EngineControl) -> Fingerprint:
         return await control.weight_version(), await control.checksum()
 
-    sizes = await ask(EngineControl.num_ranks, [*stale, *sound])
-    alike = {url: next((other for other in sound if sizes[other] == sizes[url]), None) for url in stale}
-    models = dict.fromkeys(other for other in alike.values() if other is not None)
-    found = await ask(fingerprint, [*stale, *models])
-    wanted = {url: found[other] for url, other in alike.items() if other is not None}
-    told = {url: value for url, value in wanted.items() if not isinstance(value, EngineError)}
-    return {url: found[url] for url in stale}, told
+    sizes = await ask(EngineControl.num_ranks, [*stale, *sound], _SIZE_S)
+    alike = {url: [other for other in sound if sizes[other] == sizes[url]] for url in stale}
+    models = dict.fromkeys(other for others in alike.values() for other in others)
+    found = await ask(fingerprint, [*stale, *models], _CHECKSUM_S)
+    told = {url: value for url, value in found.items() if not isinstance(value, EngineError)}
+    wanted = {url: {told[other] for other in others if other in told} for url, others in alike.items()}
+    unknown = {url: size for url in stale if isinstance(size := sizes[url], EngineError)}
+    return {url: unknown.get(url, found[url]) for url in stale}, wanted

@@ -206,6 +206,20 @@ class Placement:
         return [Slot(node, gpu, bundle) for bundle, (node, gpus) in enumerate(found) for gpu in gpus]
 
 
+def check_colocation(config: Config) -> None:
+    """That the policy's engines fit on the train workers' bundles, whatever nodes those will be on.
+
+    Raises:
+        ValueError: they do not.
+    """
+    shapes, cluster = _policy_shapes(config), config.cluster
+    largest = max(shape.gpus_per_part for shape in shapes)
+    plan = plan_colocated(cluster.train_num_workers, cluster.num_workers_per_node, largest)
+    engine_places(
+        [Slot(f"bundle {bundle}", None, bundle) for bundle in range(plan.count) for _ in range(plan.processes)], shapes
+    )
+
+
 def _shape(cluster: ClusterConfig) -> EngineShape:
     return EngineShape(cluster.engine_gpus_on_node, cluster.nodes_per_engine)
 

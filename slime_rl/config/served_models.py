@@ -128,7 +128,7 @@ def _model(where: str, entry: Any, gpus_per_engine: int) -> ServedModel:
     groups = entry.get("server_groups")
     if not isinstance(groups, list) or not groups:
         _fail(where, "server_groups must be a list", groups)
-    each = entry.get("num_gpus_per_engine", gpus_per_engine)
+    each = entry.get("num_gpus_per_engine", gpus_per_engine if updated else 1)
     parts = tuple(_group(f"{where}, group {number}", group, each) for number, group in enumerate(groups))
     types = {part.worker_type for part in parts}
     if types not in ({"regular"}, {"prefill", "decode"}):

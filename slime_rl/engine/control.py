@@ -7,6 +7,7 @@ pause ─► begin_weight_update ─► update_from_tensor | update_from_distrib
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Literal
@@ -17,6 +18,7 @@ CONNECT_TRIES = 4
 CONNECT_PAUSE_S = 0.2
 DEFAULT_TIMEOUT_S = 300.0
 WEIGHT_RECEIVER = "slime_rl.weight_sync.receive.load"  # a function that SGLang is allowed to import and call
+MAX_RANKS = 65536  # of one engine; more is no answer
 MEMORY_TAGS = ("weights", "kv_cache", "cuda_graph")
 
 
@@ -74,13 +76,18 @@ class EngineControl:
         at an URL by then.
 
         Raises:
-            EngineRefused: it is cut into pipeline stages, too, which no weight update reaches.
+            EngineRefused: it does not tell, or has pipeline stages or replicas, too, which no weight update reaches.
         """
         if self._num_ranks is None or anew:
             told = await self.call("GET", "/server_info")
-            if told.get("pp_size", 1) != 1:
-                raise EngineRefused(f"engine {self.url} must have pp-size 1 to get weights, got {told['pp_size']}")
-            self._num_ranks = int(told["tp_size"])
+            size = told.get("tp_size") if isinstance(told, dict) else None
+            if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_RANKS:
+                raise EngineRefused(f"engine {self.url}/server_info must tell its tp_size, got {str(told)[:200]!r}")
+            if (stages := told.get("pp_size") or 1) != 1:
+                raise EngineRefused(f"engine {self.url} must have pp-size 1 to get weights, got {stages!r}")
+            if (replicas := told.get("dp_size") or 1) != 1 and not told.get("enable_dp_attention"):
+                raise EngineRefused(f"engine {self.url} must have dp-size 1 to get weights, got {replicas!r}")
+            self._num_ranks = size
         return self._num_ranks
 
     async def pause(self, mode: Literal["retract", "in_place", "abort"]) -> None:
@@ -165,6 +172,8 @@ class EngineControl:
     async def checksum(self) -> str:
         """Fingerprint of the engine's weights; equal on engines with equal weights and tensor-parallel size."""
         answer = await self.call("POST", "/weights_checker", {"action": "checksum"})
+        if not isinstance(answer, dict) or not answer.get("per_engine_checksum"):
+            raise EngineRefused(f"engine {self.url}/weights_checker must tell a checksum, got {str(answer)[:200]!r}")
         return str(answer["per_engine_checksum"])
 
     async def release_memory(self, tags: tuple[str, ...] = MEMORY_TAGS) -> None:
@@ -204,7 +213,7 @@ class EngineControl:
         """One request; the decoded answer, or None when it is not JSON.
 
         Raises:
-            EngineError: refused, not reachable, or no answer within `timeout_s`.
+            EngineError: refused, not reachable, damaged JSON, or no answer within `timeout_s`.
         """
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         try:
@@ -212,7 +221,7 @@ class EngineControl:
                 return await self._call(method, path, body)
         except TimeoutError:
             raise EngineError(f"engine {self.url}{path}: no answer within {limit_s:g} s") from None
-        except (aiohttp.ClientError, OSError) as error:
+        except (aiohttp.ClientError, OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
             raise EngineError(f"engine {self.url}{path}: {type(error).__name__}: {error}") from error
 
     async def _call(self, method: str, path: str, body: dict[str, Any] | None) -> Any:

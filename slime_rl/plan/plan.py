@@ -17,6 +17,7 @@ from statistics import fmean
 import psutil
 
 from slime_rl.config import Config, ParallelConfig
+from slime_rl.config.served_models import FLAG
 from slime_rl.observability.metrics import as_number
 from slime_rl.observability.run_record import RunRecord, load_run
 from slime_rl.plan.hardware import ACCELERATORS, GIB, Accelerator
@@ -200,10 +201,14 @@ def _estimated(
 def shape_problems(shape: ModelShape, config: Config) -> list[str]:
     """Parallel sizes that the policy's or the critic's model cannot have."""
     found = _parallel_problems(shape, config.parallel, config.data_parallel_size, "--")
-    wanted = f"must divide the model's {shape.query_heads} attention heads"
     for size in config.served_models[0].sizes:
+        flag = f"{FLAG}: num_gpus_per_engine" if config.engine.sglang_config else "--rollout-num-gpus-per-engine"
         if shape.query_heads % size:
-            found.append(f"--rollout-num-gpus-per-engine {wanted}, got {size}")
+            found.append(f"{flag} must divide the model's {shape.query_heads} attention heads, got {size}")
+        elif shape.kv_heads % size and size % shape.kv_heads:
+            found.append(
+                f"{flag} must divide the model's {shape.kv_heads} key-value heads or be a multiple of them, got {size}"
+            )
     if config.critic_is_apart:
         critic = read_shape(config.critic.critic_load or config.model.hf_checkpoint)
         found += _parallel_problems(critic, config.critic_parallel, config.critic_data_parallel_size, "--critic-")

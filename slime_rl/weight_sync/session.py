@@ -95,7 +95,8 @@ class EngineSession:
         """
 
         async def begin(engine: EngineControl, _: int) -> None:
-            await asyncio.gather(engine.pause(mode), engine.num_ranks(anew=self.external))
+            await engine.num_ranks(anew=self.external)  # one that is refused goes on as it was
+            await engine.pause(mode)
             await asyncio.gather(engine.begin_weight_update(), engine.set_weight_version(f"{version}-incomplete"))
 
         async def end(engine: EngineControl, _: int) -> str:

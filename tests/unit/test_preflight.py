@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,28 @@ def test_every_failure_is_shown_not_only_the_first(tmp_path: Path) -> None:
     assert "must divide the model's 4 attention heads, got 3" in found["parallel sizes"].text
     assert found["plugins"].verdict is Verdict.FAILED
     assert "more than the 256 positions" in found["context length"].text
+
+
+@pytest.mark.parametrize(
+    ("sizes", "workers", "message"),
+    [
+        ((1, 1, 2), ("--train-num-workers", "5"), "--train-num-workers must be a multiple of .*, got 5"),
+        ((2, 2, 2), ("--num-nodes", "2", "--num-workers-per-node", "3"), "3 engines of 2 GPUs .* do not fit"),
+        ((1, 1, 2), ("--train-num-workers", "4"), None),
+    ],
+)
+def test_engines_that_share_gpus_must_fit_on_the_train_workers_bundles(
+    tmp_path: Path, sizes: tuple[int, ...], workers: tuple[str, ...], message: str | None
+) -> None:
+    groups = [{"num_gpus": size, "num_gpus_per_engine": size} for size in sizes]
+    file = tmp_path / "engines.yaml"
+    file.write_text(json.dumps({"sglang": [{"name": "p", "server_groups": groups}]}))
+    flags = ("--sglang-config", str(file), "--colocate", *workers, "--rollout-batch-size", "60")
+    found = findings(tmp_path, *flags)["size of the machine"]
+    if message is None:
+        assert found.verdict is Verdict.OK, found.text
+    else:
+        assert found.verdict is Verdict.FAILED and re.search(message, found.text), found.text
 
 
 def test_weights_in_a_form_that_is_not_known_are_refused(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def test_checksums_are_compared_among_engines_of_one_size(tmp_path: Path) -> Non
         servers[4].checksum = servers[0].checksum  # as an engine of another size has it
         group.settle(3, urls, {})
         assert router.behind == [*urls[:4], urls[5]], "there is none of four ranks to compare with"
-        assert [server.checked for server in servers] == [1, 1, 0, 1, 1, 1]
+        assert [server.checked for server in servers] == [1] * 6
         servers[5].version = "2"
         guard._members[5].state = EngineState.STALE
         group.settle(3, [urls[5]], {})
@@ -150,6 +150,26 @@ def test_checksums_are_compared_among_engines_of_one_size(tmp_path: Path) -> Non
     log = (tmp_path / "run" / "logs" / "faults.log").read_text()
     assert "engine 4 has version and checksum ('3', 'of 1 ranks') where ('3', 'of 2 ranks') is expected" in log
     assert "engine 5 has version and checksum ('2', 'of 4 ranks') where 3 is expected" in log
+
+
+def test_an_engine_may_equal_any_sound_one_of_its_size(tmp_path: Path) -> None:
+    """They may be cut in several ways (ep-size, dp-attention), and one of them may not tell."""
+    with ExitStack() as stack:
+        found = [stack.enter_context(engine()) for _ in range(4)]
+        urls, servers = [url for url, _ in found], [server for _, server in found]
+        group, router = stack.enter_context(watched(tmp_path, urls))
+        for server, checksum in zip(servers, ("", "one way", "another", "another"), strict=True):
+            server.version, server.checksum = "3", checksum
+        group.guard._members[3].state, router.behind = EngineState.STALE, urls[:3]
+        group.settle(3, urls, {})
+        assert router.behind == urls
+        servers[3].checksum = "wrong"
+        group.guard._members[3].state, router.behind = EngineState.STALE, urls[:3]
+        group.settle(3, urls, {})
+        wait_for(lambda: group.guard.num_restarts["engine"] == 1)
+        assert router.behind == urls[:3]
+    log = (tmp_path / "run" / "logs" / "faults.log").read_text()
+    assert "('3', 'wrong') where ('3', 'another') or ('3', 'one way') is expected" in log
 
 
 def test_one_that_was_restarted_between_two_checks_is_noticed_by_its_version(tmp_path: Path) -> None:

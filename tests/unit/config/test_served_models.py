@@ -166,6 +166,14 @@ def test_sizes_that_do_not_fit_the_other_flags_are_refused(
         config_of(tmp_path, SIZES, *flags)
 
 
+def test_the_size_of_the_policy_is_not_that_of_a_judge(tmp_path: Path) -> None:
+    judge = "{name: j, model_path: JUDGE, server_groups: [{num_gpus: 3}]}]"
+    text = f"sglang: [{{name: p, server_groups: [{{num_gpus: 4, num_gpus_per_engine: 2}}]}}, {judge}"
+    for flags in ((), ("--rollout-num-gpus-per-engine", "2")):
+        _, beside = config_of(tmp_path, text, *flags).served_models
+        assert [(group.num_engines, group.num_gpus_per_engine) for group in beside.groups] == [(3, 1)]
+
+
 def test_a_size_that_no_group_has_is_refused(tmp_path: Path) -> None:
     text = SIZES.replace("{num_gpus: 2}, {num_gpus: 4}", "{num_gpus: 2, num_gpus_per_engine: 2}")
     assert sizes_of(config_of(tmp_path, text)) == [4, 2]

@@ -76,6 +76,44 @@ def test_every_rank_gets_the_instruction_and_the_server_is_asked_once_how_many_t
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        {},
+        [],
+        None,
+        "2",
+        *({"tp_size": size} for size in (None, "two", 0, -3, 2.7, True, 10**9)),
+        {"tp_size": 2, "dp_size": 2},
+    ],
+)
+def test_a_server_that_does_not_tell_its_ranks_is_refused(told: object) -> None:
+    async def scenario() -> None:
+        engine = ScriptedEngine()
+        engine.answers["/server_info"] = (200, told)
+        engine.answers["/weights_checker"] = (200, told)
+        async with running(engine) as control:
+            with pytest.raises(EngineRefused, match=r"/server_info must tell its tp_size, got|must have dp-size 1"):
+                await control.num_ranks()
+            with pytest.raises(EngineRefused, match="/weights_checker must tell a checksum, got"):
+                await control.checksum()
+
+    asyncio.run(scenario())
+
+
+def test_damaged_json_is_a_failure_of_the_engine() -> None:
+    class Damaged(ScriptedEngine):
+        async def handle(self, request: web.Request) -> web.Response:
+            return web.Response(body=b'{"tp_size": ', content_type="application/json")
+
+    async def scenario() -> None:
+        async with running(Damaged()) as control:
+            with pytest.raises(EngineError, match="/server_info: JSONDecodeError"):
+                await control.num_ranks()
+
+    asyncio.run(scenario())
+
+
 def test_a_server_in_pipeline_stages_is_refused() -> None:
     async def scenario() -> None:
         engine = ScriptedEngine()

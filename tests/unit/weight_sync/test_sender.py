@@ -88,8 +88,8 @@ def test_an_update_takes_its_steps_in_order() -> None:
     sender, log, _ = make()
     report = sender.send(buckets("a", "b"), 3)
     assert log == [
-        ("pause", "retract"),
         ("num ranks, anew", False),
+        ("pause", "retract"),
         ("begin_weight_update",),
         ("version", "3-incomplete"),
         ("begin", 3),
