@@ -82,7 +82,7 @@ class EngineControl:
             told = await self.call("GET", "/server_info")
             size = told.get("tp_size") if isinstance(told, dict) else None
             if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_RANKS:
-                raise EngineRefused(f"engine {self.url}/server_info must tell its tp_size, got {str(told)[:200]!r}")
+                raise EngineRefused(f"engine {self.url}/server_info must tell its tp_size, got {size!r}")
             if (stages := told.get("pp_size") or 1) != 1:
                 raise EngineRefused(f"engine {self.url} must have pp-size 1 to get weights, got {stages!r}")
             if (replicas := told.get("dp_size") or 1) != 1 and not told.get("enable_dp_attention"):
