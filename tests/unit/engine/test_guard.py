@@ -267,6 +267,7 @@ def test_an_engine_that_ends_is_found_while_a_call_of_another_waits_for_the_rout
         scene.wait_for(lambda: scene.guard.urls(EngineState.DOWN) == ["a0"])
         scene.engines[1].answered_at = 0.0
         scene.wait_for(lambda: scene.engines[1].answered_at > 0)  # and the other is still looked after
+        assert scene.guard.urls(EngineState.DOWN) == ["a0"]
     scene.guard.close()
 
 
