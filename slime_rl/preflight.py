@@ -362,8 +362,10 @@ def dry_run(config: Config, gpu: str | None = None) -> tuple[str, bool]:
     if config.needs_engines:
         device = "cpu" if config.cluster.device == "cpu" else "cuda"
         for model in config.served_models:
-            words = sglang_arguments(config.for_engine(model, model.groups[0]), 0, device, "HOST", 0)
-            lines += ["", f"arguments of the first engine of {model.name}", "  " + shlex.join(words)]
+            for number, group in enumerate(model.groups):
+                words = sglang_arguments(config.for_engine(model, group), 0, device, "HOST", 0)
+                of = f"{model.name}, group {number}" if len(model.groups) > 1 else model.name
+                lines += ["", f"arguments of the first engine of {of}", "  " + shlex.join(words)]
     failed = [finding.name for finding in findings if finding.verdict is Verdict.FAILED]
     try:
         plan = make_plan(config, find_site(config, gpu), find_lengths(config))

@@ -25,7 +25,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class EngineShape:
-    """How large an engine is: so many parts, each on one node."""
+    """How large an engine is: so many parts, each on one node. Several parts may be on the same one."""
 
     gpus_per_part: int
     num_parts: int = 1
@@ -112,11 +112,20 @@ def _take_part(free: dict[int, list[Slot]], num_gpus: int) -> EnginePart | None:
     return None
 
 
+def largest_first(shapes: Sequence[EngineShape]) -> list[EngineShape]:
+    """Each shape once, in the order in which placement groups are reserved: large ones while nodes are whole."""
+    return sorted(set(shapes), key=lambda shape: (-shape.gpus_per_part, -shape.num_parts))
+
+
 def _do_not_fit(slots: Sequence[Slot], shapes: Sequence[EngineShape]) -> str:
     counts = Counter(slot.node for slot in order_slots(slots))
     shares = ", ".join(f"{count} on {node}" for node, count in counts.items())
     wanted = []
     for shape, count in Counter(shapes).items():
-        nodes = "each on one node" if shape.num_parts == 1 else f"each on {shape.num_parts} nodes"
-        wanted.append(f"{count} engines of {shape.num_gpus} GPUs (--rollout-num-gpus-per-engine), {nodes}")
-    return f"{' and '.join(wanted)}, do not fit: there are {shares}"
+        of = f"{shape.num_gpus} GPUs" if shape.num_gpus > 1 else "one GPU"
+        parts = "" if shape.num_parts == 1 else f" in {shape.num_parts} parts"
+        wanted.append(f"{count} x an engine of {of}{parts}")
+    return (
+        f"{' and '.join(wanted)} (--rollout-num-gpus-per-engine, --rollout-num-gpus-per-node, --sglang-config), each "
+        f"engine or part on one node, do not fit: there are {shares}"
+    )

@@ -25,6 +25,7 @@ from slime_rl.cluster.layout import (
     EngineShape,
     Slot,
     engine_places,
+    largest_first,
     order_slots,
     plan_colocated,
     plan_training,
@@ -133,9 +134,9 @@ class Placement:
         return [[(_options(group, part.bundle), part.gpus) for part in parts] for parts in places]
 
     def _reserve_policy(self, shapes: Sequence[EngineShape]) -> None:
-        """A placement group for the engines of each size: the largest first, while there are whole nodes."""
+        """A placement group for the engines of each size."""
         found: dict[int, tuple[PlacementGroup, tuple[EnginePart, ...]]] = {}
-        for shape in sorted(set(shapes), key=lambda shape: -shape.num_gpus):
+        for shape in largest_first(shapes):
             alike = [index for index, other in enumerate(shapes) if other == shape]
             group, places = self._places(len(alike), shape)
             found |= {index: (group, parts) for index, parts in zip(alike, places, strict=True)}

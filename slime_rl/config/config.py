@@ -234,14 +234,18 @@ class Config:
         if self.engine.sglang_config is not None:
             external = self.cluster.rollout_external_engine_addrs
             check(not external, FLAG, "cannot be used with --rollout-external-engine-addrs", self.engine.sglang_config)
-            policy, path = models[0], self.model.hf_checkpoint
+            policy, path, file = models[0], self.model.hf_checkpoint, f"{FLAG} {self.engine.sglang_config}"
             count, each = self.cluster.rollout_num_engines, self.cluster.rollout_num_gpus_per_engine
-            check(policy.num_engines == count, "--rollout-num-engines", f"must be as in {FLAG}, or left out", count)
-            for size in {group.num_gpus_per_engine for model in models for group in model.groups}:
-                check_engine_size(f"{FLAG}: num_gpus_per_engine", size, self.cluster.rollout_num_gpus_per_node)
-            check(each in policy.sizes, "--rollout-num-gpus-per-engine", f"must be as in {FLAG}, or left out", each)
+            wanted = f"must be {policy.num_engines} as in {file}, or left out"
+            check(policy.num_engines == count, "--rollout-num-engines", wanted, count)
+            for model in models:
+                for size in model.sizes:
+                    name = f"{file}: {model.name}: num_gpus_per_engine"
+                    check_engine_size(name, size, self.cluster.rollout_num_gpus_per_node)
+            wanted = f"must be {' or '.join(map(str, policy.sizes))} as in {file}, or left out"
+            check(each in policy.sizes, "--rollout-num-gpus-per-engine", wanted, each)
             is_ours = policy.model_path is None or Path(policy.model_path).resolve() == Path(path).resolve()
-            check(is_ours, f"{FLAG}: {policy.name}: model_path", f"must be --hf-checkpoint ({path})", policy.model_path)
+            check(is_ours, f"{file}: {policy.name}: model_path", f"must be --hf-checkpoint ({path})", policy.model_path)
         self._check_sizes(models[0])
         if models[0].is_disaggregated:
             self._check_disaggregated()
@@ -258,11 +262,17 @@ class Config:
         cluster, count = self.cluster, policy.num_engines
         each = " and ".join(map(str, policy.sizes))
         if cluster.rollout_num_gpus is not None:
-            same = "--rollout-num-engines x --rollout-num-gpus-per-engine"
-            wanted = f"must be {same if len(policy.sizes) == 1 else f'as in {FLAG}'} = {policy.num_gpus}"
+            rule = "cannot be used with --rollout-external-engine-addrs: servers that run say their sizes themselves"
+            check(not cluster.rollout_external_engine_addrs, "--rollout-num-gpus", rule, cluster.rollout_num_gpus)
+            file = self.engine.sglang_config
+            same = f"as in {FLAG} {file}" if file else "--rollout-num-engines x --rollout-num-gpus-per-engine"
+            wanted = f"must be {same} = {policy.num_gpus}"
             check(cluster.rollout_num_gpus == policy.num_gpus, "--rollout-num-gpus", wanted, cluster.rollout_num_gpus)
         workers = cluster.train_num_workers
-        wanted = f"engines of {each} GPUs do not fit on the {workers} of the train workers (--colocate)"
+        wanted = (
+            f"engines of {each} GPUs, {policy.num_gpus} together, do not fit on the {workers} of the train workers "
+            "(--colocate)"
+        )
         check(not cluster.colocate or policy.num_gpus <= workers, "--rollout-num-engines", wanted, count)
         nodes = max(self.for_engine(policy, group).cluster.nodes_per_engine for group in policy.groups)
         check(

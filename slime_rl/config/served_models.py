@@ -129,6 +129,7 @@ def _model(where: str, entry: Any, gpus_per_engine: int) -> ServedModel:
     if not isinstance(groups, list) or not groups:
         _fail(where, "server_groups must be a list", groups)
     each = entry.get("num_gpus_per_engine", gpus_per_engine if updated else 1)
+    _check_count(where, "num_gpus_per_engine", each)
     parts = tuple(_group(f"{where}, group {number}", group, each) for number, group in enumerate(groups))
     types = {part.worker_type for part in parts}
     if types not in ({"regular"}, {"prefill", "decode"}):
@@ -166,9 +167,8 @@ def _group(where: str, entry: Any, gpus_per_engine: int) -> ServerGroup:
     if worker_type not in get_args(WorkerType):
         _fail(where, f"worker_type must be one of {', '.join(get_args(WorkerType))}", worker_type)
     each, num_gpus = entry.get("num_gpus_per_engine", gpus_per_engine), entry.get("num_gpus")
-    for name, value in (("num_gpus_per_engine", each), ("num_gpus", num_gpus)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            _fail(where, f"{name} must be a whole number > 0", value)
+    _check_count(where, "num_gpus_per_engine", each)
+    _check_count(where, "num_gpus", num_gpus)
     if num_gpus % each:
         _fail(where, f"num_gpus must be a multiple of num_gpus_per_engine ({each})", num_gpus)
     overrides = entry.get("overrides", {})
@@ -189,6 +189,11 @@ def _words(key: Any, value: Any) -> list[str]:
     if isinstance(value, list):
         return [name, *map(str, value)]
     return [f"{name}={json.dumps(value) if isinstance(value, dict) else value}"]
+
+
+def _check_count(where: str, name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        _fail(where, f"{name} must be a whole number > 0", value)
 
 
 def _check_keys(where: str, entry: Any, known: tuple[str, ...]) -> None:

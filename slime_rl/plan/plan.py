@@ -17,7 +17,7 @@ from statistics import fmean
 import psutil
 
 from slime_rl.config import Config, ParallelConfig
-from slime_rl.config.served_models import FLAG
+from slime_rl.config.served_models import FLAG, ServedModel
 from slime_rl.observability.metrics import as_number
 from slime_rl.observability.run_record import RunRecord, load_run
 from slime_rl.plan.hardware import ACCELERATORS, GIB, Accelerator
@@ -158,7 +158,7 @@ def make_plan(config: Config, site: Site, lengths: Lengths, rates: Rates | None 
     engines = engine_plans(shape, config, site.memory_bytes) if config.needs_engines else []
     engine = engines[0][1] if engines else None
     problems = [*shape_problems(shape, config), *_length_problems(shape, config)]
-    problems += _memory_problems(config, site, training, critic, engines)
+    problems += [*_memory_problems(config, site, training, critic, engines), *_node_problems(config, site)]
     if rates is None and site.accelerator is not None:
         rates = _estimated(shape, config, engine, site, lengths)
     plan = Plan(
@@ -201,18 +201,36 @@ def _estimated(
 def shape_problems(shape: ModelShape, config: Config) -> list[str]:
     """Parallel sizes that the policy's or the critic's model cannot have."""
     found = _parallel_problems(shape, config.parallel, config.data_parallel_size, "--")
-    for size in config.served_models[0].sizes:
-        flag = f"{FLAG}: num_gpus_per_engine" if config.engine.sglang_config else "--rollout-num-gpus-per-engine"
-        if shape.query_heads % size:
-            found.append(f"{flag} must divide the model's {shape.query_heads} attention heads, got {size}")
-        elif shape.kv_heads % size and size % shape.kv_heads:
-            found.append(
-                f"{flag} must divide the model's {shape.kv_heads} key-value heads or be a multiple of them, got {size}"
-            )
+    for model in config.served_models:
+        served = shape if model.model_path is None or model.is_policy else _shape_beside(model.model_path)
+        for size in model.sizes:
+            found += _engine_size_problems(_size_flag(config, model), served, size) if served else []
     if config.critic_is_apart:
         critic = read_shape(config.critic.critic_load or config.model.hf_checkpoint)
         found += _parallel_problems(critic, config.critic_parallel, config.critic_data_parallel_size, "--critic-")
     return found
+
+
+def _size_flag(config: Config, model: ServedModel) -> str:
+    """What gives the size of the engines of `model`."""
+    file = config.engine.sglang_config
+    return f"{FLAG} {file}: {model.name}: num_gpus_per_engine" if file else "--rollout-num-gpus-per-engine"
+
+
+def _shape_beside(model_path: str) -> ModelShape | None:
+    """Of a model beside the policy; None where it is of a kind that only SGLang knows."""
+    try:
+        return read_shape(model_path)
+    except ValueError:
+        return None
+
+
+def _engine_size_problems(flag: str, shape: ModelShape, size: int) -> list[str]:
+    if shape.query_heads % size:
+        return [f"{flag} must divide the model's {shape.query_heads} attention heads, got {size}"]
+    if shape.kv_heads % size and size % shape.kv_heads:
+        return [f"{flag} must divide the model's {shape.kv_heads} key-value heads or be a multiple of them, got {size}"]
+    return []
 
 
 def _parallel_problems(shape: ModelShape, p: ParallelConfig, data_parallel_size: int, prefix: str) -> list[str]:
@@ -240,6 +258,26 @@ def _parallel_problems(shape: ModelShape, p: ParallelConfig, data_parallel_size:
             f"{experts} must divide the {sharing} workers of data and context parallelism, got "
             f"{p.expert_model_parallel_size}"
         )
+    return found
+
+
+def _node_problems(config: Config, site: Site) -> list[str]:
+    """What is to be on one node and is larger than it."""
+    found, cluster, most = [], config.cluster, site.gpus_per_node
+    if site.accelerator is None:
+        return found
+    if (cluster.num_workers_per_node or 0) > most:
+        found.append(f"--num-workers-per-node ({cluster.num_workers_per_node}) is more than the {most} GPUs of a node")
+    if not config.needs_engines or cluster.rollout_external_engine_addrs:
+        return found
+    for model in config.served_models:
+        for group in model.groups:
+            on_node = config.for_engine(model, group).cluster.engine_gpus_on_node
+            if on_node > most:
+                found.append(
+                    f"{_size_flag(config, model)} puts {on_node} GPUs of an engine on one node, which has {most}: give "
+                    f"--rollout-num-gpus-per-node {most}"
+                )
     return found
 
 

@@ -88,7 +88,7 @@ def read_shape(hf_checkpoint: str | Path) -> ModelShape:
     """
     path = Path(hf_checkpoint) / "config.json"
     raw = json.loads(path.read_text(encoding="utf-8"))
-    raw = {**raw, **raw.get("text_config", {})}
+    raw = {name: value for name, value in {**raw, **(raw.get("text_config") or {})}.items() if value is not None}
     _check_sizes(path, raw)
     try:
         return _shape(raw)

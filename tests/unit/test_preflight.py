@@ -40,7 +40,7 @@ def test_every_failure_is_shown_not_only_the_first(tmp_path: Path) -> None:
     ("sizes", "workers", "message"),
     [
         ((1, 1, 2), ("--train-num-workers", "5"), "--train-num-workers must be a multiple of .*, got 5"),
-        ((2, 2, 2), ("--num-nodes", "2", "--num-workers-per-node", "3"), "3 engines of 2 GPUs .* do not fit"),
+        ((2, 2, 2), ("--num-nodes", "2", "--num-workers-per-node", "3"), "3 x an engine of 2 GPUs .* do not fit"),
         ((1, 1, 2), ("--train-num-workers", "4"), None),
     ],
 )
@@ -56,6 +56,25 @@ def test_engines_that_share_gpus_must_fit_on_the_train_workers_bundles(
         assert found.verdict is Verdict.OK, found.text
     else:
         assert found.verdict is Verdict.FAILED and re.search(message, found.text), found.text
+
+
+def test_engines_of_a_model_beside_the_policy_divide_its_own_heads(tmp_path: Path) -> None:
+    sizes = {"judge": 3, "frozen": 1}
+    models = [{"name": name, "server_groups": [{"num_gpus": 3, "num_gpus_per_engine": n}]} for name, n in sizes.items()]
+    models[0]["model_path"] = str(write_model_folder(tmp_path / "j", num_attention_heads=6, num_key_value_heads=6))
+    models[1]["update_weights"] = False
+    file = tmp_path / "models.yaml"
+    file.write_text(json.dumps({"sglang": [{"name": "p", "server_groups": [{"num_gpus": 1}]}, *models]}))
+    flags = ("--sglang-config", str(file))
+    assert findings(tmp_path, *flags)["parallel sizes"].verdict is Verdict.OK
+    file.write_text(file.read_text().replace('"num_gpus_per_engine": 1', '"num_gpus_per_engine": 3'))
+    found = findings(tmp_path, *flags)["parallel sizes"]
+    assert found.text == f"--sglang-config {file}: frozen: num_gpus_per_engine must divide the model's 4 attention " + (
+        "heads, got 3"
+    )
+    write_model_folder(tmp_path / "j", architectures=["Mamba2ForCausalLM"], hidden_size=None)
+    file.write_text(file.read_text().replace('"num_gpus_per_engine": 3', '"num_gpus_per_engine": 1'))
+    assert findings(tmp_path, *flags)["parallel sizes"].verdict is Verdict.OK, "SGLang knows more kinds than we do"
 
 
 def test_weights_in_a_form_that_is_not_known_are_refused(tmp_path: Path) -> None:
@@ -115,6 +134,12 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert not run_dir.exists()
     assert main([*flags, "--dry-run", "--max-response-len", "1024"]) == 2
     assert "NOT READY: context length" in capsys.readouterr().out
+    groups = [{"num_gpus": 1, "overrides": {"page-size": size}} for size in (1, 2)]
+    (tmp_path / "groups.yaml").write_text(json.dumps({"sglang": [{"name": "p", "server_groups": groups}]}))
+    main([*flags, "--dry-run", "--sglang-config", str(tmp_path / "groups.yaml")])
+    two = capsys.readouterr().out
+    assert "engine of p, group 0\n" in two and "engine of p, group 1\n" in two
+    assert re.findall(r"--page-size=\d", two) == ["--page-size=1", "--page-size=2"]
 
 
 def test_an_occupied_run_folder_fails(tmp_path: Path) -> None:

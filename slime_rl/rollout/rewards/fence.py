@@ -27,7 +27,15 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from slime_rl.rollout.rewards.fence_protocol import WITHDRAWN, Failure, FrameError, read_frame, write_frame
+from slime_rl.rollout.rewards.fence_protocol import (
+    WITHDRAWN,
+    Failure,
+    FrameError,
+    folder_prefix,
+    read_frame,
+    write_frame,
+)
+from slime_rl.rollout.rewards.leftovers import remove_scratch_folders
 from slime_rl.rollout.together import together
 
 GIB = 1024**3
@@ -253,9 +261,12 @@ class _Supervisor:
         self.terminate()
         with self.life:
             process, self.process = self.process, None
-        for pipe in (process.stdin, process.stdout) if process is not None else ():
+        if process is None:
+            return
+        for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 pipe.close()
+        remove_scratch_folders(folder_prefix(process.pid))  # where it was killed itself
 
 
 def decode_answer(frame: bytes) -> FenceAnswer:

@@ -22,6 +22,11 @@ WITHDRAWN = b""  # the content of the frame that withdraws a request
 _LENGTH = struct.Struct(">Q")
 
 
+def folder_prefix(supervisor: int) -> str:
+    """How the names of the folders begin that the supervisor with this process id makes for its workers."""
+    return f"fence-{supervisor}-"
+
+
 class Failure(StrEnum):
     """Why a fenced call gave no value."""
 

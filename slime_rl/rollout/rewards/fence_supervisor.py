@@ -31,6 +31,7 @@ from slime_rl.rollout.rewards.fence_protocol import (
     DeadlineError,
     Failure,
     FrameError,
+    folder_prefix,
     read_frame,
     write_frame,
 )
@@ -174,7 +175,7 @@ class Supervisor:
         request_out, request_in = os.pipe()
         answer_out, answer_in = os.pipe()
         stack = contextlib.ExitStack()
-        folder = stack.enter_context(scratch_folder("fence-"))
+        folder = stack.enter_context(scratch_folder(folder_prefix(os.getpid())))
         folder.chmod(0o711)  # programs that run as another user have folders in it
         pid = os.fork()
         if pid == 0:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 from secrets import token_hex
-from tempfile import mkdtemp
+from tempfile import gettempdir, mkdtemp
 
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _PUBLIC = ("/dev/shm", "/tmp", "/var/tmp")  # where any user may write
@@ -22,10 +23,21 @@ def scratch_folder(prefix: str) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        empty(fd)
-        os.close(fd)
-        with contextlib.suppress(OSError):  # moved away: what is empty does no harm
-            folder.rmdir()
+        _remove(folder, fd)
+
+
+def remove_scratch_folders(prefix: str) -> None:
+    """Remove what `scratch_folder` made with this prefix in a process that was killed."""
+    for folder in Path(gettempdir()).glob(f"{glob.escape(prefix)}*"):
+        with contextlib.suppress(OSError):  # no folder of ours
+            _remove(folder, os.open(folder, _OPEN_FOLDER))
+
+
+def _remove(folder: Path, fd: int) -> None:
+    empty(fd)
+    os.close(fd)
+    with contextlib.suppress(OSError):  # moved away: what is empty does no harm
+        folder.rmdir()
 
 
 def empty(fd: int) -> None:

@@ -6,7 +6,15 @@ import random
 
 import pytest
 
-from slime_rl.cluster.layout import EngineShape, Slot, engine_places, order_slots, plan_colocated, plan_training
+from slime_rl.cluster.layout import (
+    EngineShape,
+    Slot,
+    engine_places,
+    largest_first,
+    order_slots,
+    plan_colocated,
+    plan_training,
+)
 
 
 def shuffled_slots(num_nodes: int, gpus_per_node: int, bundle_size: int, seed: int = 0) -> list[Slot]:
@@ -56,7 +64,7 @@ def test_an_engine_that_would_cross_nodes_is_refused() -> None:
     slots = [Slot(node, gpu, "ab".index(node)) for node in "ab" for gpu in range(3)]
     assert [part.node for (part,) in engine_places(slots, [EngineShape(2)] * 2)] == ["a", "b"]
     with pytest.raises(
-        ValueError, match=r"3 engines of 2 GPUs .* each on one node, do not fit: there are 3 on a, 3 on b"
+        ValueError, match=r"3 x an engine of 2 GPUs .* on one node, do not fit: there are 3 on a, 3 on b"
     ):
         engine_places(slots, [EngineShape(2)] * 3)
 
@@ -71,7 +79,7 @@ def test_an_engine_larger_than_a_node_has_whole_nodes(num_nodes: int, engine_nod
         assert all(part.gpus == tuple(range(8)) and by_bundle[part.bundle] == part.node for part in parts)
     assert len({part.node for parts in engines for part in parts}) == num_nodes
     with pytest.raises(
-        ValueError, match=rf"engines of {8 * engine_nodes} GPUs .* each on {engine_nodes} nodes, do not"
+        ValueError, match=rf"an engine of {8 * engine_nodes} GPUs in {engine_nodes} parts .* on one node, do not"
     ):
         engine_places(slots, [EngineShape(8, engine_nodes)] * (num_nodes // engine_nodes + 1))
 
@@ -83,10 +91,15 @@ def test_large_engines_choose_before_small_ones_that_come_first() -> None:
     assert found == [("a", (3,)), ("a", (0, 1, 2)), ("b", (3,)), ("b", (0, 1, 2))]
     with pytest.raises(
         ValueError,
-        match=r"2 engines of 1 GPUs .*, each on one node and 1 engines of 8 GPUs .*, each on 2 nodes, do not fit: "
+        match=r"2 x an engine of one GPU and 1 x an engine of 8 GPUs in 2 parts .*, do not fit: "
         "there are 4 on a, 4 on b",
     ):
         engine_places(slots, [EngineShape(1), EngineShape(4, 2), EngineShape(1)])
+
+
+def test_large_parts_are_reserved_before_small_ones() -> None:
+    shapes = [EngineShape(1), EngineShape(4), EngineShape(4, 2), EngineShape(1), EngineShape(2, 4)]
+    assert largest_first(shapes) == [EngineShape(4, 2), EngineShape(4), EngineShape(2, 4), EngineShape(1)]
 
 
 def test_on_cpu_there_are_places_without_gpus() -> None:

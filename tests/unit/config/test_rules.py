@@ -254,6 +254,10 @@ def test_counts_of_nodes_and_gpus_give_those_of_workers_and_engines(tmp_path: Pa
             ("--rollout-num-gpus-per-engine", "8", "--num-gpus-per-node", "4"),
             "--weight-sync must not be tensor where an engine spans 2 nodes (--rollout-num-gpus-per-node): they share",
         ),
+        (
+            ("--rollout-external-engine-addrs", "http://a:1", "--rollout-num-gpus", "4"),
+            "--rollout-num-gpus cannot be used with --rollout-external-engine-addrs",
+        ),
         (("--rollout-external-engine-addrs", "a:1"), "takes URLs such as http://host:30000, got 'a:1'"),
         (
             ("--rollout-external-engine-addrs", "http://a:1", "--rollout-num-engines", "2"),
@@ -261,7 +265,8 @@ def test_counts_of_nodes_and_gpus_give_those_of_workers_and_engines(tmp_path: Pa
         ),
         (
             ("--colocate", "--rollout-num-engines", "2"),
-            "--rollout-num-engines engines of 1 GPUs do not fit on the 1 of the train workers (--colocate), got 2",
+            "--rollout-num-engines engines of 1 GPUs, 2 together, do not fit on the 1 of the train workers "
+            "(--colocate), got 2",
         ),
     ],
 )

@@ -149,11 +149,11 @@ def test_engines_of_the_policy_may_differ_in_size(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--rollout-num-gpus", "9"), "--rollout-num-gpus must be as in --sglang-config = 10, got 9"),
+        (("--rollout-num-gpus", "9"), r"--rollout-num-gpus must be as in --sglang-config .*\.yaml = 10, got 9"),
         (("--rollout-num-gpus-per-engine", "8"), r"num_gpus must be a multiple of num_gpus_per_engine \(8\), got 2"),
         (
             ("--colocate", "--train-num-workers", "8", "--rollout-batch-size", "8"),
-            r"--rollout-num-engines engines of 4 and 1 GPUs do not fit on the 8 of the train workers .*, got 7",
+            r"--rollout-num-engines engines of 4 and 1 GPUs, 10 together, do not fit on the 8 of the train .*, got 7",
         ),
         (("--rollout-num-gpus-per-node", "2"), "--weight-sync must not be tensor where an engine spans 2 nodes"),
         (("--rollout-num-gpus-per-node", "3"), r"num_gpus_per_engine must be at most .* \(3\) .* got 4"),
@@ -177,7 +177,7 @@ def test_the_size_of_the_policy_is_not_that_of_a_judge(tmp_path: Path) -> None:
 def test_a_size_that_no_group_has_is_refused(tmp_path: Path) -> None:
     text = SIZES.replace("{num_gpus: 2}, {num_gpus: 4}", "{num_gpus: 2, num_gpus_per_engine: 2}")
     assert sizes_of(config_of(tmp_path, text)) == [4, 2]
-    with pytest.raises(ValueError, match="--rollout-num-gpus-per-engine must be as in --sglang-config, or left out"):
+    with pytest.raises(ValueError, match=r"--rollout-num-gpus-per-engine must be 4 or 2 as in .*\.yaml, or left out"):
         config_of(tmp_path, text, "--rollout-num-gpus-per-engine", "8")
 
 
@@ -218,19 +218,27 @@ def test_the_last_prefill_engine_of_a_judge_stays_too(tmp_path: Path) -> None:
     config_of(tmp_path, f"{POLICY}, {judge}]", "--rollout-batch-size", "8", "--rollout-ahead", "1")
 
 
+def test_the_size_of_a_model_is_checked_also_where_every_group_has_its_own(tmp_path: Path) -> None:
+    text = SIZES.replace("{name: p,", "{name: p, num_gpus_per_engine: 0,")
+    with pytest.raises(ValueError, match=r"model 0 num_gpus_per_engine must be a whole number > 0, got 0"):
+        config_of(tmp_path, text)
+
+
 def test_engines_of_every_model_fill_whole_nodes(tmp_path: Path) -> None:
     flags = ("--rollout-num-gpus-per-node", "4", "--weight-sync", "disk")
     judge = "{name: j, model_path: JUDGE, server_groups: [{num_gpus: SIZE, num_gpus_per_engine: SIZE}]}]"
     large = config_of(tmp_path, f"{POLICY}, {judge.replace('SIZE', '8')}", *flags)
     model = large.served_models[1]
     assert large.for_engine(model, model.groups[0]).cluster.nodes_per_engine == 2
-    with pytest.raises(ValueError, match=r"--sglang-config: num_gpus_per_engine must be at most .* \(4\) .* got 6"):
+    with pytest.raises(ValueError, match=r"\.yaml: j: num_gpus_per_engine must be at most .* \(4\) .* got 6"):
         config_of(tmp_path, f"{POLICY}, {judge.replace('SIZE', '6')}", *flags)
 
 
 def test_counts_on_the_command_line_must_agree(tmp_path: Path) -> None:
     config_of(tmp_path, POLICY + "]", "--rollout-num-engines", "2")
-    with pytest.raises(ValueError, match="--rollout-num-engines must be as in --sglang-config, or left out, got 3"):
+    with pytest.raises(
+        ValueError, match=r"--rollout-num-engines must be 2 as in --sglang-config .*, or left out, got 3"
+    ):
         config_of(tmp_path, POLICY + "]", "--rollout-num-engines", "3")
     with pytest.raises(ValueError, match="cannot be used with --rollout-external-engine-addrs"):
         config_of(tmp_path, POLICY + "]", "--rollout-external-engine-addrs", "http://a:1", "http://b:1")

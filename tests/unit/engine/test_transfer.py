@@ -57,11 +57,12 @@ def test_memory_that_is_not_registered_is_left_alone() -> None:
 
 def test_who_goes_in_the_middle_does_not_disturb_the_others() -> None:
     sender, receiver = engine(), engine()
-    target = np.zeros(1000, dtype=np.int64)
-    receiver.register_memory(address_of(target), target.nbytes)
+    target, theirs = np.zeros(1000, dtype=np.int64), np.zeros(1000, dtype=np.int64)
+    for array in (target, theirs):  # what was sent whole may be written after the next, by a thread of its own
+        receiver.register_memory(address_of(array), array.nbytes)
     host, port = "127.0.0.1", receiver.get_rpc_port()
-    head = COUNT.pack(1) + PIECE.pack(address_of(target), target.nbytes)
-    for sent in (head[:3], head, head + bytes(100), head + bytes(target.nbytes)):
+    head = COUNT.pack(1) + PIECE.pack(address_of(theirs), theirs.nbytes)
+    for sent in (head[:3], head, head + bytes(100), head + bytes(theirs.nbytes)):
         with socket.create_connection((host, port)) as peer:
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closes with a reset
             peer.sendall(sent)

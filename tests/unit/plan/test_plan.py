@@ -64,6 +64,18 @@ def test_engines_of_several_sizes_are_planned_by_the_smallest(
     assert "must divide the model's 32 attention heads, got 5" in "\n".join(plan(capsys, *own)[1]["problems"])
 
 
+def test_engines_larger_than_a_node_need_to_be_told_so(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = [*QWEN, "--num-nodes", "2", "--num-workers-per-node", "8", "--rollout-num-gpus-per-engine", "16"]
+    flags += ["--recompute-activations", "--weight-sync", "distributed"]
+    code, found = plan(capsys, *flags)
+    text = "--rollout-num-gpus-per-engine puts 16 GPUs of an engine on one node, which has 8: give --rollout-num-gpus"
+    assert code == 1 and text in found["problems"][-1]
+    assert not plan(capsys, *flags, "--gpus-per-node", "16")[1]["problems"]
+    assert not plan(capsys, *flags, "--rollout-num-gpus-per-node", "8")[1]["problems"]
+    found = plan(capsys, *flags, "--rollout-num-gpus-per-node", "8", "--gpus-per-node", "4")[1]
+    assert "--num-workers-per-node (8) is more than the 4 GPUs of a node" in found["problems"]
+
+
 def test_sizes_that_do_not_divide_the_model(capsys: pytest.CaptureFixture[str]) -> None:
     flags = [*QWEN, "--tp-size", "16", "--pp-size", "5", "--train-num-workers", "80", "--max-response-len", "65536"]
     _, found = plan(capsys, *flags)

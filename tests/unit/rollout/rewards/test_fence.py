@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import gettempdir
 
 import psutil
 import pytest
@@ -101,7 +102,10 @@ def test_a_supervisor_that_is_killed_all_the_same_is_replaced(fence: ProcessFenc
     _, supervisor = call(fence, "pid").value
     os.kill(supervisor, signal.SIGKILL)
     assert call(fence, "add", 2, 3).failure is Failure.CRASH
+    assert not list(Path(gettempdir()).glob(f"fence-{supervisor}-*")), "its worker's folder"
     assert works(fence)
+    _, supervisor = call(fence, "pid").value
+    assert list(Path(gettempdir()).glob(f"fence-{supervisor}-*")), "where they are looked for"
 
 
 def test_a_call_reaches_no_process_but_its_own(fence: ProcessFence) -> None:
