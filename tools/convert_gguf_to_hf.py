@@ -16,9 +16,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -287,14 +285,11 @@ def convert(path: Path, output: Path, dtype: Dtype = "float32") -> int:
     if is_there and (not output.is_dir() or any(output.iterdir())):
         raise ValueError(f"{output} exists already; remove it, or choose another folder")
     check_gguf(path)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))  # another conversion has another one
-    try:
-        aside.chmod(0o755)  # mkdtemp makes it private
+    from slime_rl.data.folder_aside import folder_aside
+
+    with folder_aside(output) as aside:
         num_parameters = write_folder(path, aside, dtype)
         os.rename(aside, output)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     return num_parameters
 
 

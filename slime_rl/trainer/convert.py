@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,9 +22,10 @@ import torch
 
 from slime_rl.config import Config, parse_config
 from slime_rl.config.model_folder import INDEX
+from slime_rl.data.folder_aside import folder_aside, replace_folder
 from slime_rl.trainer.convert_part import OutputFile, Parameter, Slot, run_workers, write_hf_files, write_torch_dist
 from slime_rl.trainer.device import prepare_process, resolve_device
-from slime_rl.trainer.hf_export import copy_companions, replace_folder
+from slime_rl.trainer.hf_export import copy_companions
 from slime_rl.trainer.hf_folder import HFFolder, TensorInfo, write_safetensors
 from slime_rl.trainer.torch_dist import TorchDistReader, write_index
 
@@ -165,10 +165,7 @@ def torch_dist_to_hf(
         parameters = list_parameters(config, conversion)
         kept = _kept_infos(conversion, origin)
     files = plan_files(parameters, reader, kept, DTYPES[dtype] if dtype else None, shard_bytes)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
-    try:
-        aside.chmod(0o755)
+    with folder_aside(output) as aside:
         shares = _shares(files, [sum(i.num_bytes for i in f.infos) for f in files], num_workers)
         run_workers(write_hf_files, shares, model_dir, origin, aside)
         copy_companions(origin, aside, dtype)
@@ -177,8 +174,6 @@ def torch_dist_to_hf(
             names = {info.name: file.name for file in files for info in file.infos}
             (aside / INDEX).write_text(json.dumps({"metadata": {"total_size": sizes}, "weight_map": names}, indent=2))
         replace_folder(aside, output)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     return sum(p.num_values for p in parameters)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from slime_rl.config import Config
 from slime_rl.config.quantization import FIELD
+from slime_rl.data.folder_aside import folder_aside, replace_folder
 from slime_rl.trainer.hf_folder import TensorInfo, write_safetensors
 
 SHARD_BYTES = 4 * 1024**3
@@ -32,15 +32,10 @@ def save_hf(weights: Iterator[tuple[str, Tensor]], path: Path, config: Config, i
             pass
         dist.barrier()
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    try:
-        aside.chmod(0o755)  # mkdtemp makes it private
+    with folder_aside(path) as aside:
         _write_weights(weights, aside)
         copy_companions(Path(config.model.hf_checkpoint), aside, config.model.train_dtype)
         replace_folder(aside, path)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     dist.barrier()
 
 
@@ -92,17 +87,3 @@ def copy_companions(source: Path, folder: Path, dtype: str | None) -> None:
     if dtype is not None:
         settings["torch_dtype" if "torch_dtype" in settings else "dtype"] = dtype
     (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
-
-
-def replace_folder(aside: Path, path: Path) -> None:
-    """Flush the files of `aside` to disk and let it take the place of `path`."""
-    for file in (path for path in aside.rglob("*") if path.is_file()):
-        with file.open("rb") as opened:
-            os.fsync(opened.fileno())
-    if path.exists():
-        old = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-        os.replace(path, old / path.name)
-        os.replace(aside, path)
-        shutil.rmtree(old)
-    else:
-        os.replace(aside, path)

@@ -335,24 +335,42 @@ def test_a_full_disk_is_told_with_the_flag_of_the_output() -> None:
     assert "'in/x'" in told(missing, "--save", Path("out"))
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-@pytest.mark.parametrize("tool", ["convert_hf_to_torch_dist", "convert_torch_dist_to_hf"])
-def test_a_conversion_that_is_ended_leaves_nothing(
-    tool: str, number: signal.Signals, code: int, tmp_path: Path
-) -> None:
+TOOLS = {tool.__name__.split(".")[-1]: tool for tool in (convert_hf_to_torch_dist, convert_torch_dist_to_hf)}
+
+
+def ended_while_writing(tool: str, number: signal.Signals, tmp_path: Path) -> tuple[int, str, list[str]]:
+    """Exit code, stderr and arguments of a conversion to `tmp_path`/out/it that got a signal."""
     make_checkpoint(tmp_path / "hf", "qwen3", num_hidden_layers=1)
     assert to_dist(tmp_path / "hf", tmp_path / "dist") == 0
     flags = {
         "convert_hf_to_torch_dist": f"--hf-checkpoint {tmp_path}/hf --save {tmp_path}/out/it",
         "convert_torch_dist_to_hf": f"--input-dir {tmp_path}/dist --output-dir {tmp_path}/out/it",
-    }[tool]
+    }[tool].split()
     (tmp_path / "slow.py").write_text(SLOW.format(root=str(Path(__file__).resolve().parents[3]), tool=tool))
-    running = subprocess.Popen([sys.executable, str(tmp_path / "slow.py"), *flags.split()], stderr=subprocess.PIPE)
+    running = subprocess.Popen([sys.executable, str(tmp_path / "slow.py"), *flags], stderr=subprocess.PIPE)
     deadline = time.monotonic() + 60
-    while not any(tmp_path.glob("out/**/*.distcp")) and not any(tmp_path.glob("out/.*/*.safetensors")):
+    while not any(tmp_path.glob("out/**/*.distcp")) and not any(tmp_path.glob("out/.*/**/*.safetensors")):
         assert time.monotonic() < deadline and running.poll() is None
         time.sleep(0.05)
     running.send_signal(number)
     _, told = running.communicate(timeout=30)
-    assert (running.returncode, told.decode().strip()) == (code, f"ended by {number.name}")
+    return running.returncode, told.decode().strip(), flags
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("tool", list(TOOLS))
+def test_a_conversion_that_is_ended_leaves_nothing(
+    tool: str, number: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    found, told, _ = ended_while_writing(tool, number, tmp_path)
+    assert (found, told) == (code, f"ended by {number.name}")
     assert [path for path in (tmp_path / "out").rglob("*") if path.name != "it"] == []
+
+
+@pytest.mark.parametrize("tool", list(TOOLS))
+def test_what_a_killed_conversion_left_is_removed_by_the_next(tool: str, tmp_path: Path) -> None:
+    code, _, flags = ended_while_writing(tool, signal.SIGKILL, tmp_path)
+    assert code == -signal.SIGKILL and any((tmp_path / "out").rglob("*.partial"))
+    assert TOOLS[tool].main(flags) == 0
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["it"]
+    assert not any((tmp_path / "out").rglob("*.partial"))
