@@ -14,21 +14,25 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
+import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
 from torch import Tensor
 
 from slime_rl.config import Config
 from slime_rl.data.batches import RolloutBatch
 from slime_rl.data.storage import save_batch
+from slime_rl.data.tensor_file import write_tensors
 from slime_rl.trainer.loss import MicroBatchResult, Objective
 from slime_rl.trainer.model import unwrap
+from slime_rl.trainer.pending_save import raise_on_all
 from slime_rl.trainer.replay import FORMAT
 from slime_rl.trainer.state import TrainState
 
@@ -76,16 +80,17 @@ def dump_update(
     """Write everything that this update's loss and gradient come from; the folder, complete on return. Collective.
 
     `config` is the run's: the critic's state has one of its own.
+
+    Raises:
+        OSError: a rank could not write its part (a full disk); the same on all of them, and no half of a dump is left.
     """
     folder = record.folder(config.run_dir)
     rank, owner = dist.get_rank(), weights_owner(state)
     own = folder / f"rank_{rank:05d}"
-    own.mkdir(parents=True, exist_ok=True)
+    aside = own.with_name(f"{own.name}.partial")
     tensors = {f"inputs/{name}": value for name, value in _input_tensors(inputs)}
     if owner == rank:
         tensors |= {f"weights/{name}": value for name, value in named_weights(state.models)}
-    save_file({name: value.detach().cpu().clone() for name, value in tensors.items()}, own / "tensors.safetensors")
-    save_batch(batch, own / "batch")
     content = dataclasses.asdict(record) | {
         "format": FORMAT,
         "world_size": dist.get_world_size(),
@@ -102,11 +107,34 @@ def dump_update(
         "metrics": {name: as_json(value) for name, value in metrics.items()},
         "problem": problem,
     }
-    (own / "update.json").write_text(json.dumps(content, indent=2) + "\n")
-    if rank == 0:
-        (folder / "config.json").write_text(json.dumps(dataclasses.asdict(config), indent=2) + "\n")
+    try:
+        with _written_by_all(folder, aside):
+            write_tensors(aside / "tensors.safetensors", tensors)
+            save_batch(batch, aside / "batch")
+            (aside / "update.json").write_text(json.dumps(content, indent=2) + "\n")
+            if rank == 0:
+                (aside / "config.json").write_text(json.dumps(dataclasses.asdict(config), indent=2) + "\n")
+        shutil.rmtree(own, ignore_errors=True)  # of a run that was resumed before this step
+        if rank == 0:
+            os.replace(aside / "config.json", folder / "config.json")
+        os.replace(aside, own)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
     dist.barrier()
     return folder
+
+
+@contextmanager
+def _written_by_all(folder: Path, aside: Path) -> Iterator[None]:
+    """An empty `aside` for this rank's part of `folder`. Collective, at the end."""
+    error: Exception | None = None
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        yield
+    except (OSError, ValueError) as problem:  # save_batch has ValueErrors
+        error = problem
+    raise_on_all(error, f"the dump {folder} (--dump-train-steps)")
 
 
 def _input_tensors(inputs: Objective) -> Iterator[tuple[str, Tensor]]:

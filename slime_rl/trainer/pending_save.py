@@ -59,8 +59,9 @@ class PendingSave:
             self._is_copied.set()
 
 
-def raise_on_all(error: BaseException | None) -> None:
-    """Where one rank has failed every rank raises, instead of waiting for it in the next collective. Collective.
+def raise_on_all(error: BaseException | None, what: str = "the checkpoint") -> None:
+    """Where one rank has failed to write its part of `what` every rank raises, instead of waiting for it in the next
+    collective. Collective.
 
     Raises:
         OSError: a rank has; says which and how.
@@ -68,9 +69,9 @@ def raise_on_all(error: BaseException | None) -> None:
     own = None if error is None else f"{type(error).__name__}: {error}"
     found: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(found, own)
-    for rank, what in enumerate(found):
-        if what is not None:
-            raise OSError(f"worker {rank} could not write its part of the checkpoint: {what}") from error
+    for rank, reason in enumerate(found):
+        if reason is not None:
+            raise OSError(f"worker {rank} could not write its part of {what}: {reason}") from error
 
 
 def _copied(buckets: Any) -> list[Any]:

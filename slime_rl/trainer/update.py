@@ -69,7 +69,12 @@ def _update(
         metrics = measure(state, results)
         problem = find_problem(results, metrics["grad_norm"], data.shard.sample_ids, state.layout.dp.rank, state.device)
         if problem is not None or is_due(state.config, data.step):
-            folder = dump_update(state, data.config, data.batch, objective, record, results, metrics, problem)
+            try:
+                folder = dump_update(state, data.config, data.batch, objective, record, results, metrics, problem)
+            except OSError as error:
+                if problem is None:
+                    raise
+                raise NonFiniteError(f"{record.where}: {problem}; nothing was updated, and {error}") from error
             if problem is not None:
                 raise NonFiniteError(
                     f"{record.where}: {problem}; nothing was updated. To see it again: "

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import queue
 import re
+import resource
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -135,6 +138,40 @@ def test_loss_that_is_not_finite_is_dumped_and_found_again(run_dir: Path, tmp_pa
         replay = replay_update(worker, folder)
         assert replay.problem == replay.record["problem"] and "samples [5]" in replay.problem
     assert not list(folder.rglob("*.pt")) and not list(folder.rglob("*.pkl"))
+
+
+@contextmanager
+def files_of_at_most(num_bytes: int) -> Iterator[None]:
+    """The kernel says no as a full disk does."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limit[1]))
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+@pytest.mark.parametrize("num_bytes", [10, 2_000, 20_000])
+def test_a_full_disk_is_named_and_leaves_no_half_of_a_dump(run_dir: Path, tmp_path: Path, num_bytes: int) -> None:
+    from slime_rl.trainer.loss import NonFiniteError
+
+    prompts = ["--prompt-data", str(run_dir / "prompts.jsonl"), "--dump-train-steps", "0", "3"]
+    config = make_config(run_dir / "model", "--old-log-probs", "rollout", "--run-dir", str(tmp_path), *prompts)
+    where = r"worker 0 could not write its part of the dump .*_update0 \(--dump-train-steps\): .*File too large"
+    with open_worker(config) as worker:
+        with files_of_at_most(num_bytes):
+            with pytest.raises(OSError, match=where):
+                worker.train(0, make_batch(step=0))
+            with pytest.raises(NonFiniteError, match=rf"samples \[5\].*nothing was updated, and {where}"):
+                worker.train(1, with_nan(make_batch(step=1), 5))
+        assert [path for path in (tmp_path / "train_dumps").rglob("*") if path.is_file() or "rank" in path.name] == []
+        for _ in range(2):  # again, as a run that was resumed
+            worker.train(3, make_batch(step=3))
+        (folder,) = find_updates(tmp_path, None)
+        assert sorted(path.name for path in folder.iterdir()) == ["config.json", "rank_00000"]
+        assert replay_update(worker, folder).problem is None
 
 
 @pytest.mark.parametrize("split", [[], ["--tensor-model-parallel-size", "2"]], ids=["dp2", "tp2"])
