@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ FORMAT = 2
 CHECKSUMS = "checksums.json"
 _REPLACED = ".old.partial"  # a checkpoint on its way out
 _NAME = re.compile(r"step_\d+")
+_SUM = re.compile(r"[0-9a-f]{8}")
 _BLOCK_BYTES = 1 << 22
 _MAX_THREADS = 8
 
@@ -42,6 +43,17 @@ class CheckpointMeta:
     hf_checkpoint: str | None = None  # Hugging Face folder of the run
     model_config: dict[str, Any] | None = None  # its config.json
     format: int = FORMAT
+
+
+# Of meta.json: whether a value is one of its field, and the rule in words.
+_META_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "step": (lambda value: type(value) is int and value >= 0, "a whole number >= 0"),
+    "model_type": (lambda value: isinstance(value, str), "text"),
+    "num_parameters_shape": (lambda value: isinstance(value, str), "text"),
+    "kind": (lambda value: value in ("run", "weights"), "run or weights"),
+    "hf_checkpoint": (lambda value: value is None or isinstance(value, str), "text or null"),
+    "model_config": (lambda value: value is None or isinstance(value, dict), "an object or null"),
+}
 
 
 class CheckpointStore:
@@ -179,13 +191,33 @@ def read_meta(folder: Path, flag: str = "--load") -> CheckpointMeta:
     Raises:
         ValueError: it cannot be read, or is of another format.
     """
+    where = f"{flag} {folder}"
+    content = _read_object(where, folder / "meta.json")
+    if content.get("format") != FORMAT:
+        raise ValueError(f"{where}: checkpoint format {content.get('format')!r}, this version reads {FORMAT}")
+    for name, (is_valid, rule) in _META_RULES.items():
+        value = content.get(name, "run" if name == "kind" else None)
+        if not is_valid(value):
+            raise ValueError(f"{where}: meta.json: {name} must be {rule}, got {_shown(value)}")
+    if unknown := sorted(content.keys() - {field.name for field in fields(CheckpointMeta)}):
+        raise ValueError(f"{where}: meta.json: must have the fields of format {FORMAT}, got also {unknown[0]!r}")
+    return CheckpointMeta(**content)
+
+
+def _read_object(where: str, path: Path) -> dict[str, Any]:
+    """What a JSON file of a checkpoint holds. Raises ValueError that begins with `where` and names the file."""
     try:
-        content: dict[str, Any] = json.loads((folder / "meta.json").read_text())
-        if content.get("format") != FORMAT:
-            raise ValueError(f"{flag} {folder}: checkpoint format {content.get('format')}, this version reads {FORMAT}")
-        return CheckpointMeta(**content)
-    except (OSError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{flag} {folder}: cannot read meta.json: {error}") from error
+        content = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{where}: cannot read {path.name}: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{where}: {path.name} must hold a JSON object, got {_shown(content)}")
+    return content
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def verify(folder: Path, flag: str = "--load") -> int:
@@ -194,11 +226,7 @@ def verify(folder: Path, flag: str = "--load") -> int:
     Raises:
         ValueError: a file is missing, has another size or other contents; names it.
     """
-    try:
-        content = json.loads((folder / CHECKSUMS).read_text())
-        expected = {str(name): (int(size), str(total)) for name, (size, total) in content.items()}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{flag} {folder}: cannot read {CHECKSUMS}: {error}") from error
+    expected = _read_checksums(folder, flag)
     for name, (size, _) in expected.items():
         found = (folder / name).stat().st_size if (folder / name).is_file() else None
         if found != size:
@@ -213,6 +241,27 @@ def verify(folder: Path, flag: str = "--load") -> int:
     return sum(size for size, _ in expected.values())
 
 
+def _read_checksums(folder: Path, flag: str) -> dict[str, tuple[int, str]]:
+    """Path -> (bytes, sum), as `_checksums` gave it when the checkpoint was saved; of all files that it is made of."""
+    where = f"{flag} {folder}"
+    expected: dict[str, tuple[int, str]] = {}
+    for name, entry in _read_object(where, folder / CHECKSUMS).items():
+        match entry:
+            case [int(size), str(total)] if size >= 0 and type(size) is int and _SUM.fullmatch(total):
+                expected[name] = size, total
+            case _:
+                rule = "[bytes, sum of 8 hexadecimal digits]"
+                raise ValueError(f"{where}: {CHECKSUMS}: {name!r} must have {rule}, got {_shown(entry)}")
+        if name == CHECKSUMS or not all(part not in ("", ".", "..") for part in name.split("/")):
+            raise ValueError(f"{where}: {CHECKSUMS} must name files of the checkpoint, got {name!r}")
+    model = sorted(path for path in (folder / "model").rglob("*") if path.is_file())
+    hidden = [path for path in model if path.name.startswith(".") and path.name != ".metadata"]  # .nfs…, .DS_Store
+    for path in (folder / "meta.json", *(path for path in model if path not in hidden)):
+        if (name := str(path.relative_to(folder))) not in expected:
+            raise ValueError(f"{where}: {CHECKSUMS} must name every file of the checkpoint, but {name} is not in it")
+    return expected
+
+
 def find_model_folder(path: Path, flag: str = "--load") -> tuple[Path, Path | None]:
     """(folder of the torch_dist files, Hugging Face folder that goes with them) of a checkpoint, however it is named.
 
@@ -225,8 +274,9 @@ def find_model_folder(path: Path, flag: str = "--load") -> tuple[Path, Path | No
         raise ValueError(f"{flag} {path}: must be a folder that exists")
     if (path / "metadata.json").is_file():
         path = path.resolve()
-        if path.name != "model" or not (path.parent / "meta.json").is_file():
+        if path.name != "model" or not any((path.parent / name).is_file() for name in ("meta.json", CHECKSUMS)):
             return path, None
+        read_meta(path.parent, flag)  # one that has lost it is no checkpoint any more
         path = path.parent
     folder, meta = find_checkpoint(path, flag)
     verify(folder, flag)
@@ -237,7 +287,12 @@ def find_model_folder(path: Path, flag: str = "--load") -> tuple[Path, Path | No
 
 
 def read_model_config(hf_path: str) -> dict[str, Any]:
-    return json.loads((Path(hf_path) / "config.json").read_text())
+    """config.json of a Hugging Face folder.
+
+    Raises:
+        ValueError: it cannot be read, or is no JSON object.
+    """
+    return _read_object(hf_path, Path(hf_path) / "config.json")
 
 
 def model_identity(hf_path: str) -> tuple[str, str]:

@@ -34,6 +34,7 @@ from slime_rl.trainer.optimizer import make_moments
 from slime_rl.trainer.optimizer_state import gathered_directly
 from slime_rl.trainer.pending_save import PendingSave, raise_on_all
 from slime_rl.trainer.state import TrainState
+from slime_rl.trainer.torch_dist import FORMAT_FILE, check_format
 
 # How Megatron lays out a checkpoint.
 LAYOUT: dict[str, Any] = {
@@ -187,8 +188,9 @@ def _check_frozen(saved: list[str] | None, state: TrainState, path: Path) -> Non
 
 
 def _common(path: Path) -> dict[str, Any]:
-    if not dist_checkpointing.check_is_distributed_checkpoint(str(path)):
+    if not (path / FORMAT_FILE).is_file():
         raise ValueError(f"--load: {path} holds no training checkpoint (no metadata.json of torch_dist)")
+    check_format(path)
     return dist_checkpointing.load_common_state_dict(str(path))
 
 

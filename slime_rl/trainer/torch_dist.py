@@ -34,8 +34,27 @@ from slime_rl.data.write_behind import WriteBehind
 from slime_rl.trainer.saved_tensor import saved_tensor
 
 METADATA, FORMAT_FILE, COMMON = ".metadata", "metadata.json", "common.pt"
+_FORMAT = {  # what FORMAT_FILE says, by any version of Megatron so far
+    **{"sharded_backend": "torch_dist", "sharded_backend_version": 1},
+    **{"common_backend": "torch", "common_backend_version": 1},
+}
 MAX_OPEN_FILES = 128  # of each reader: a run of a thousand ranks has more files than a process may open
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # (offsets, sizes)
+
+
+def check_format(folder: Path) -> None:
+    """Check that metadata.json, which Megatron believes, names the format that is read here.
+
+    Raises:
+        ValueError: it does not, or cannot be read; names file, rule and value.
+    """
+    path = folder / FORMAT_FILE
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: cannot be read: {error}") from error
+    if not isinstance(content, dict) or "sharded_backend" not in content or _FORMAT | content != _FORMAT:
+        raise ValueError(f"{path}: must hold {json.dumps(_FORMAT)}, got {json.dumps(content)[:200]}")
 
 
 def is_torch_dist(folder: Path) -> bool:
@@ -108,16 +127,7 @@ def write_index(folder: Path, boxes: Iterable[Written], common: dict[str, Any]) 
     with open(folder / COMMON, "wb") as file:
         _save(common, file)
     (folder / METADATA).write_bytes(pickle.dumps(Metadata(tensors, None, storage)))
-    (folder / FORMAT_FILE).write_text(
-        json.dumps(
-            {
-                "sharded_backend": "torch_dist",
-                "sharded_backend_version": 1,
-                "common_backend": "torch",
-                "common_backend_version": 1,
-            }
-        )
-    )
+    (folder / FORMAT_FILE).write_text(json.dumps(_FORMAT))
 
 
 # What an index is made of, whoever wrote it. A checkpoint may come from anywhere: nothing else is looked up.
@@ -191,10 +201,11 @@ class TorchDistReader:
         """Read the index.
 
         Raises:
-            ValueError: no torch_dist checkpoint, or one without its index.
+            ValueError: no torch_dist checkpoint, one without its index, or of another format.
         """
         if not is_torch_dist(folder):
             raise ValueError(f"{folder}: must hold a torch_dist checkpoint ({METADATA}, {FORMAT_FILE})")
+        check_format(folder)
         self.folder = folder
         try:
             content = _IndexUnpickler(io.BytesIO((folder / METADATA).read_bytes())).load()

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -118,12 +120,86 @@ def test_damage_is_found_and_named(tmp_path: Path) -> None:
         verify(folder)
 
 
-@pytest.mark.parametrize("content", [b"[]", b'{"meta.json": 3}', b"\xff", b"{"])
-def test_checksums_that_cannot_be_read_are_named(tmp_path: Path, content: bytes) -> None:
+GOOD_SUM = [1, "0123abcd"]
+
+
+@pytest.mark.parametrize(
+    ("content", "rule"),
+    [
+        (b"\xff", r"cannot read checksums\.json"),
+        (b"{", r"cannot read checksums\.json"),
+        (b"[" * 100_000, r"cannot read checksums\.json"),
+        (b"[]", r"checksums\.json must hold a JSON object, got \[\]"),
+        (b'"' + b"a" * 1000 + b'"', r'checksums\.json must hold a JSON object, got "a{59}\.\.\.$'),
+        (b"{}", r"checksums\.json must name every file of the checkpoint, but meta\.json is not in it"),
+        (json.dumps({"meta.json": GOOD_SUM}).encode(), r"must name every file .*, but model/weights is not in it"),
+        (b'{"checksums": 3}', r"checksums\.json: 'checksums' must have \[bytes, sum of 8 .*\], got 3"),
+        (b'{"meta.json": "12"}', r"""'meta\.json' must have .*, got "12"$"""),
+        (b'{"meta.json": [1e999, "0123abcd"]}', r"'meta\.json' must have .*, got \[Infinity"),
+        (b'{"meta.json": [true, "0123abcd"]}', r"'meta\.json' must have .*, got \[true"),
+        (b'{"meta.json": [false, "0123abcd"]}', r"'meta\.json' must have .*, got \[false"),
+        (b'{"meta.json": [-1, "0123abcd"]}', r"'meta\.json' must have .*, got \[-1"),
+        (b'{"meta.json": [1, 5]}', r"'meta\.json' must have .*, got \[1, 5\]"),
+        (
+            json.dumps({"checksums.json": GOOD_SUM}).encode(),
+            r"must name files of the checkpoint, got 'checksums\.json'",
+        ),
+        (json.dumps({"../latest": GOOD_SUM}).encode(), r"must name files of the checkpoint, got '\.\./latest'"),
+        (json.dumps({"/etc/passwd": GOOD_SUM}).encode(), r"must name files of the checkpoint, got '/etc/passwd'"),
+    ],
+)
+def test_checksums_that_are_no_checksums_are_named(tmp_path: Path, content: bytes, rule: str) -> None:
     folder = CheckpointStore(tmp_path, keep=1).write(meta(1), fill)
     (folder / "checksums.json").write_bytes(content)
-    with pytest.raises(ValueError, match=r"--load .*step_00000001: cannot read checksums\.json"):
+    with pytest.raises(ValueError, match=rf"--load .*step_00000001: .*{rule}"):
         verify(folder)
+
+
+def test_files_that_somebody_put_beside_a_checkpoint_do_no_harm(tmp_path: Path) -> None:
+    folder = CheckpointStore(tmp_path, keep=1).write(meta(1), fill)
+    for name in ("notes.txt", "model/.nfs0001"):
+        (folder / name).write_text("x")
+    assert verify(folder) > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"step": "7"}, 'step must be a whole number >= 0, got "7"'),
+        ({"step": True}, "step must be a whole number >= 0, got true"),
+        ({"step": -1}, "step must be a whole number >= 0, got -1"),
+        ({"model_type": None}, "model_type must be text, got null"),
+        ({"num_parameters_shape": [1]}, r"num_parameters_shape must be text, got \[1\]"),
+        ({"kind": ["run"]}, r'kind must be run or weights, got \["run"\]'),
+        ({"hf_checkpoint": 3}, "hf_checkpoint must be text or null, got 3"),
+        ({"model_config": []}, r"model_config must be an object or null, got \[\]"),
+        ({"checksums": 3}, "must have the fields of format 2, got also 'checksums'"),
+    ],
+)
+def test_a_field_of_meta_that_is_none_is_named(tmp_path: Path, changes: dict[str, Any], rule: str) -> None:
+    file = CheckpointStore(tmp_path, keep=1).write(meta(1), fill) / "meta.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(ValueError, match=rf"--load .*step_00000001: meta\.json: {rule}"):
+        find_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "rule"), [("[]", r"must hold a JSON object, got \[\]"), ("3", "must hold a JSON object, got 3")]
+)
+def test_meta_that_is_no_object_is_named(tmp_path: Path, content: str, rule: str) -> None:
+    (CheckpointStore(tmp_path, keep=1).write(meta(1), fill) / "meta.json").write_text(content)
+    with pytest.raises(ValueError, match=rf"--load .*: meta\.json {rule}"):
+        find_checkpoint(tmp_path)
+
+
+def test_a_model_folder_whose_checkpoint_lost_its_meta_is_not_taken_unchecked(tmp_path: Path) -> None:
+    def fill_model(folder: Path) -> None:
+        (folder / "model" / "metadata.json").write_text("{}")
+
+    folder = CheckpointStore(tmp_path, keep=1).write(meta(1), fill_model)
+    (folder / "meta.json").unlink()
+    with pytest.raises(ValueError, match=r"--load .*: cannot read meta\.json"):
+        find_model_folder(folder / "model")
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"../other/step_00000001", b"step_1/.."])

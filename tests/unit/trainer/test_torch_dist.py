@@ -129,6 +129,34 @@ def test_index_that_is_another_pickle_is_refused(folder: Path) -> None:
         TorchDistReader(folder)
 
 
+@pytest.mark.parametrize(
+    ("content", "rule"),
+    [
+        ("[]", r'must hold \{"sharded_backend": "torch_dist", .*, got \[\]'),
+        ("3", "must hold .*, got 3"),
+        ("{}", r"must hold .*, got \{\}"),
+        ('{"checksums": 3}', r'must hold .*, got \{"checksums": 3\}'),
+        ('{"sharded_backend": "zarr", "sharded_backend_version": 1}', 'must hold .*, got {"sharded_backend": "zarr"'),
+        ('{"sharded_backend": "torch_dist", "common_backend": []}', "must hold .*, got "),
+        ('{"sharded_backend": "torch_dist", "checksums": 3}', "must hold .*, got "),
+        ("{", "cannot be read"),
+        ("[" * 100_000, "cannot be read"),
+    ],
+)
+def test_a_format_file_that_says_something_else_is_refused(folder: Path, content: str, rule: str) -> None:
+    from slime_rl.trainer.checkpoint import _common
+
+    (folder / "metadata.json").write_text(content)
+    for read in (TorchDistReader, _common):  # the tools, and a run
+        with pytest.raises(ValueError, match=rf"metadata\.json: {rule}"):
+            read(folder)
+
+
+def test_a_format_file_without_what_megatron_takes_as_given_is_read(folder: Path) -> None:
+    (folder / "metadata.json").write_text('{"sharded_backend": "torch_dist"}')
+    assert torch.equal(TorchDistReader(folder).read("w"), WHOLE)
+
+
 def test_an_index_that_keeps_its_plan_as_megatrons_does_is_read(folder: Path) -> None:
     index = pickle.loads((folder / METADATA).read_bytes())
     box = index.state_dict_metadata["w"].chunks[0]
