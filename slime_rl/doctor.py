@@ -20,6 +20,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -140,16 +141,28 @@ def _resources(folder: Path) -> Iterator[Finding]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     yield _limit("cores", cores, fewest=1, comfortable=2, unit="", remedy="engine and trainer will share one core")
     yield Finding(topic="system", name="bfloat16 products", verdict=Verdict.OK, value=_bfloat16())
-    memory = _memory_limit_bytes() / GIB
-    remedy = "use a smaller model, or --rollout-num-engines 1 and --train-num-workers 1"
-    yield _limit("memory available", memory, fewest=3, comfortable=8, unit="GiB", remedy=remedy)
-    disk = shutil.disk_usage(folder).free / GIB
-    remedy = "free space, or put --run-dir on another disk; checkpoints hold about 16 bytes per parameter"
-    yield _limit(f"disk free at {folder.resolve()}", disk, fewest=1, comfortable=5, unit="GiB", remedy=remedy)
+    if Path("/proc/meminfo").is_file():  # not on a system that is none for a run
+        memory = _memory_limit_bytes() / GIB
+        remedy = "use a smaller model, or --rollout-num-engines 1 and --train-num-workers 1"
+        yield _limit("memory available", memory, fewest=3, comfortable=8, unit="GiB", remedy=remedy)
+    yield _disk(folder)
     if Path("/dev/shm").is_dir():
         shared = shutil.disk_usage("/dev/shm").free / GIB
         remedy = "Ray and weight sync pass data through /dev/shm: start the container with --shm-size=4g or more"
         yield _limit("shared memory free", shared, fewest=0.06, comfortable=1, unit="GiB", remedy=remedy)
+
+
+def _disk(folder: Path) -> Finding:
+    """Room where runs would be written, and whether that folder can be written to at all."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            free = shutil.disk_usage(folder).free / GIB
+    except OSError as error:
+        remedy = "call it from a folder that can be written to, or put --run-dir into one"
+        value = f"{folder} cannot be written to: {error.strerror}"
+        return Finding(topic="system", name="run folder", verdict=Verdict.WARNING, value=value, remedy=remedy)
+    remedy = "free space, or put --run-dir on another disk; checkpoints hold about 16 bytes per parameter"
+    return _limit(f"disk free at {folder.resolve()}", free, fewest=1, comfortable=5, unit="GiB", remedy=remedy)
 
 
 def _bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
@@ -161,13 +174,15 @@ def _bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     return "not on these cores: float32 is as fast on a CPU"
 
 
-def _memory_limit_bytes() -> int:
-    """Memory that is available, or what the container's limit leaves when that is less."""
+def _memory_limit_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Memory that is available, or what the container's limit leaves when that is less; files cached there give way."""
     lines = [line.split() for line in Path("/proc/meminfo").read_text().splitlines()]
     available = next(int(words[1]) * 1024 for words in lines if words[0] == "MemAvailable:")
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    limit, used, parts = (cgroup / f"memory.{name}" for name in ("max", "current", "stat"))
     if limit.is_file() and used.is_file() and (text := limit.read_text().strip()) != "max":
-        available = min(available, int(text) - int(used.read_text()))
+        split = [line.split() for line in parts.read_text().splitlines()] if parts.is_file() else []
+        cached = sum(int(words[1]) for words in split if words[0] in ("active_file", "inactive_file"))
+        available = min(available, int(text) - int(used.read_text()) + cached)
     return available
 
 
@@ -357,7 +372,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.add_argument("--no-ray", action="store_true", help="do not start Ray to see whether it can")
     args = parser.parse_args(argv)
-    findings = examine(Path.cwd(), with_ray=not args.no_ray)
+    try:
+        folder = Path.cwd()
+    except FileNotFoundError:  # nothing can be imported from there, so there is nothing more to find out
+        findings = [_finding("system", "current folder", False, "it was removed", "cd into a folder that is there")]
+    else:
+        findings = examine(folder, with_ray=not args.no_ray)
     ready = all(finding.verdict is not Verdict.PROBLEM for finding in findings)
     if args.json:
         say(json.dumps({"ready": ready, "findings": [asdict(finding) for finding in findings]}, indent=2))

@@ -322,5 +322,5 @@ def _model_positions(config: Config) -> tuple[int | None, str]:
         return int(given), "--sglang-context-length"
     path = Path(config.model.hf_checkpoint) / "config.json"
     content = json.loads(path.read_text())
-    positions = {**content, **content.get("text_config", {})}.get("max_position_embeddings")
+    positions = {**content, **(content.get("text_config") or {})}.get("max_position_embeddings")
     return positions, f"max_position_embeddings in {path}"

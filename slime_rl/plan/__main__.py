@@ -54,6 +54,8 @@ def planned_config(shape: str | None, rest: list[str]) -> Config:
     if shape is not None:
         if shape not in known_shapes():
             raise ValueError(f"--shape must be one of {', '.join(known_shapes())}, got {shape!r}")
+        if any(word.partition("=")[0] == "--hf-checkpoint" for word in rest):
+            raise ValueError(f"--shape stands in for --hf-checkpoint; give one of them, got --shape {shape} and both")
         rest = ["--hf-checkpoint", str(SHAPES / shape), *rest]
     if "--prompt-data" not in rest and not any(word.startswith("--prompt-data=") for word in rest):
         rest = ["--data-source-path", "none:needed", *rest]  # never loaded: nothing here reads data

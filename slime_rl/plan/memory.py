@@ -73,7 +73,7 @@ def worker_parameters(shape: ModelShape, config: Config) -> WorkerParameters:
     dense = layers * per_layer + (layers - moe) * shape.dense_mlp / tp
     dense += moe * (shape.shared_mlp / tp + shape.router)
     ends = shape.embedding + (shape.output if pp == 1 else 0)
-    dense += ends / tp + shape.hidden_size
+    dense += ends / tp + shape.last_norm
     return WorkerParameters(dense, moe * shape.num_experts * shape.expert / (ep * tp))
 
 

@@ -2,7 +2,7 @@
 
 Letters: h hidden size, a query heads, g key-value heads, d head dimension, f MLP width, V vocabulary, E experts.
 
-    embedding V·h, output V·h unless tied, last norm h; a layer has two norms of h and
+    embedding V·h, output V·h unless tied, last norm h; a layer has two norms of h (families: `_NORMS`) and
     attention   h·a·d + 2·h·g·d + a·d·h   (biases and q/k norms as config.json says)
     latent attention (DeepSeek-V2, arXiv:2405.04434, 2.1): low-rank queries and keys-values as written in `_latent`
     MLP         3·h·f                     (gate, up, down)
@@ -19,6 +19,9 @@ from typing import Any
 # A bias on the query, key and value projections that config.json does not mention.
 _QKV_BIAS = {"qwen2", "qwen2_moe"}
 _QK_NORM = {"qwen3", "qwen3_moe"}
+_WIDE_QK_NORM = {"olmo2", "olmoe"}  # over all heads at once
+_NORMS = {"glm4": 4, "olmo": 0}  # norms of a layer that have weights; 2 elsewhere
+_TIED = {"gemma", "smollm3"}  # where config.json does not say so
 _ROUTER_BIAS = {"deepseek_v3", "glm4_moe"}
 
 
@@ -36,6 +39,7 @@ class ModelShape:
     query_heads: int
     kv_heads: int
     attention: int  # matrices of one layer's attention; split by tensor parallelism
+    last_norm: int
     norms: int  # what one layer has on every tensor-parallel worker: norms, and latent attention's down projections
     dense_mlp: int  # MLP of a layer without experts
     shared_mlp: int  # shared experts of a layer with experts
@@ -71,7 +75,7 @@ class ModelShape:
     @property
     def parameters(self) -> int:
         layers = self.num_moe_layers * self.moe_layer + (self.num_layers - self.num_moe_layers) * self.dense_layer
-        return self.embedding + self.output + layers + self.hidden_size
+        return self.embedding + self.output + layers + self.last_norm
 
     @property
     def active_parameters(self) -> int:
@@ -88,7 +92,10 @@ def read_shape(hf_checkpoint: str | Path) -> ModelShape:
     """
     path = Path(hf_checkpoint) / "config.json"
     raw = json.loads(path.read_text(encoding="utf-8"))
-    raw = {name: value for name, value in {**raw, **(raw.get("text_config") or {})}.items() if value is not None}
+    _check_kinds(path, raw)
+    raw = {**raw, **(raw.get("text_config") or {})}
+    raw = {name: value for name, value in raw.items() if value is not None}  # null is as good as not there
+    _check_kinds(path, raw)
     _check_sizes(path, raw)
     try:
         return _shape(raw)
@@ -108,13 +115,44 @@ _SIZES = (
     "max_position_embeddings",
 )
 
+# Sizes of experts and latent attention, 0 where a model has none.
+_COUNTS = (
+    "num_experts",
+    "n_routed_experts",
+    "num_local_experts",
+    "num_experts_per_tok",
+    "n_shared_experts",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "first_k_dense_replace",
+    "decoder_sparse_step",
+    "moe_layer_freq",
+    "kv_lora_rank",
+    "q_lora_rank",
+    "qk_rope_head_dim",
+    "qk_nope_head_dim",
+    "v_head_dim",
+)
+_KINDS: dict[str, tuple[type, str]] = {
+    "text_config": (dict, "an object"),
+    "model_type": (str, "a text"),
+    "mlp_only_layers": (list, "a list of layers"),
+}
+
+
+def _check_kinds(path: Path, raw: dict[str, Any]) -> None:
+    for name, (kind, text) in _KINDS.items():
+        if raw.get(name) is not None and not isinstance(raw[name], kind):
+            raise ValueError(f"{path}: {name} must be {text}, got {raw[name]!r}")
+
 
 def _check_sizes(path: Path, raw: dict[str, Any]) -> None:
-    for name in _SIZES:
-        value = raw.get(name)
-        is_size = isinstance(value, int) and not isinstance(value, bool) and value > 0
-        if value is not None and not is_size:
-            raise ValueError(f"{path}: {name} must be a whole number > 0, got {value!r}")
+    for names, least, rule in ((_SIZES, 1, "> 0"), (_COUNTS, 0, ">= 0")):
+        for name in names:
+            value = raw.get(name)
+            is_size = isinstance(value, int) and not isinstance(value, bool) and value >= least
+            if value is not None and not is_size:
+                raise ValueError(f"{path}: {name} must be a whole number {rule}, got {value!r}")
     heads, groups = raw.get("num_attention_heads"), raw.get("num_key_value_heads")
     if heads and groups and heads % groups:
         raise ValueError(f"{path}: num_key_value_heads must divide num_attention_heads = {heads}, got {groups}")
@@ -143,7 +181,8 @@ def _shape(raw: dict[str, Any]) -> ModelShape:
         num_moe_layers=_num_moe_layers(raw, layers) if experts else 0,
         hidden_size=h,
         vocab_size=raw["vocab_size"],
-        tied=bool(raw.get("tie_word_embeddings", False)),
+        tied=bool(raw.get("tie_word_embeddings", raw["model_type"] in _TIED)),
+        last_norm=h if _NORMS.get(raw["model_type"], 2) else 0,
         positions=raw.get("max_position_embeddings"),
         query_heads=heads,
         kv_heads=heads if is_latent else raw.get("num_key_value_heads") or heads,
@@ -168,9 +207,11 @@ def _grouped(raw: dict[str, Any]) -> dict[str, Any]:
     if raw.get("attention_bias") and raw["model_type"] == "llama":
         bias += h  # Llama's switch covers the output projection too
     qk_norm = 2 * d if raw["model_type"] in _QK_NORM or raw.get("use_qk_norm") else 0
+    if raw["model_type"] in _WIDE_QK_NORM:
+        qk_norm = (a + g) * d
     return {
         "attention": 2 * h * a * d + 2 * h * g * d + bias,
-        "norms": 2 * h + qk_norm,
+        "norms": _NORMS.get(raw["model_type"], 2) * h + qk_norm,
         "query_width": a * d,
         "kv_width": g * d,
         "kv_per_token": 2 * g * d,

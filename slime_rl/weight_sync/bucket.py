@@ -50,7 +50,7 @@ def split_buckets(named: Iterable[tuple[str, Tensor]], max_bytes: int, skip: Col
 def tied_names(hf_path: str) -> frozenset[str]:
     """Names that a Hugging Face checkpoint ties to others: engines have no such parameter to load."""
     content = json.loads((Path(hf_path) / "config.json").read_text())
-    tied = content.get("tie_word_embeddings", content.get("text_config", {}).get("tie_word_embeddings", False))
+    tied = content.get("tie_word_embeddings", (content.get("text_config") or {}).get("tie_word_embeddings", False))
     return frozenset({"lm_head.weight"}) if tied else frozenset()
 
 

@@ -64,6 +64,36 @@ def test_machine_itself_passes_and_names_its_limits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "folder",
+    [
+        Path("/proc"),  # refuses even root
+        pytest.param(Path("gone"), id="gone"),
+    ],
+)
+def test_a_folder_that_cannot_be_written_to_is_a_finding(folder: Path, tmp_path: Path) -> None:
+    found = doctor._disk(tmp_path / folder)
+    assert found.verdict is Verdict.WARNING and "cannot be written to: " in found.value
+    assert "--run-dir" in found.remedy
+
+
+def test_it_answers_from_a_folder_that_was_removed(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    program = f"import os, sys; os.chdir({str(tmp_path / 'gone')!r}); os.rmdir({str(tmp_path / 'gone')!r}); "
+    program += f"sys.path.insert(0, {str(ROOT)!r}); from slime_rl import doctor; sys.exit(doctor.main([]))"
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.endswith("-> cd into a folder that is there\nNOT READY: current folder\n")
+
+
+def test_files_cached_within_the_limit_of_a_container_count_as_room(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("900000\n")
+    assert doctor._memory_limit_bytes(tmp_path) == 100_000
+    (tmp_path / "memory.stat").write_text("anon 300000\nfile 600000\nactive_file 100000\ninactive_file 450000\n")
+    assert doctor._memory_limit_bytes(tmp_path) == 650_000
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         ("flags\t\t: fpu avx512_bf16 avx512f\n", "avx512_bf16: --train-dtype bfloat16"),

@@ -173,6 +173,9 @@ def test_absurd_sizes_are_refused_by_flag(flags: list[str], said: str, capsys: p
 def test_bad_names_are_told_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--shape", "gpt-5"]) == 2
     assert "--shape must be one of" in capsys.readouterr().err
+    for words in (["--hf-checkpoint", "elsewhere"], ["--hf-checkpoint=elsewhere"]):
+        assert main(["--shape", "qwen3-8b", *words]) == 2
+        assert "--shape stands in for --hf-checkpoint; give one of them" in capsys.readouterr().err
     assert main([*QWEN[:-1], "abacus"]) == 2
     assert "--gpu must be one of cpu, a100-40g" in capsys.readouterr().err
 

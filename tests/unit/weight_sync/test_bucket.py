@@ -40,6 +40,8 @@ def test_tied_tensors_are_left_out(tmp_path: Path) -> None:
     named = [("lm_head.weight", torch.zeros(1)), ("model.norm.weight", torch.zeros(1))]
     (tmp_path / "config.json").write_text(json.dumps({"tie_word_embeddings": True}))
     assert [[n for n, _ in b] for b in split_buckets(named, 8, tied_names(str(tmp_path)))] == [["model.norm.weight"]]
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": None}))
+    assert tied_names(str(tmp_path)) == frozenset()
     (tmp_path / "config.json").write_text(json.dumps({"tie_word_embeddings": False}))
     assert tied_names(str(tmp_path)) == frozenset()
 
