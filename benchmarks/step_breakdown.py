@@ -21,9 +21,11 @@ def step_lines(run_dir: Path) -> list[dict[str, float]]:
     """Metrics of every training step but the first.
 
     Raises:
-        ValueError: there are not two steps.
+        ValueError: there are not two steps, or no run.
     """
-    lines = [line for line in read_jsonl(run_dir / METRICS_FILE) if "perf/step_s" in line]
+    if not (run_dir / METRICS_FILE).is_file():
+        raise ValueError(f"{run_dir}: must be the folder of a run, with {METRICS_FILE} in it")
+    lines = [line for line in read_jsonl(run_dir / METRICS_FILE) if line.get("perf/step_s") is not None]
     if len(lines) < 2:
         raise ValueError(f"{run_dir}: needs at least 2 training steps, found {len(lines)}")
     return lines[1:]
@@ -31,7 +33,7 @@ def step_lines(run_dir: Path) -> list[dict[str, float]]:
 
 def rows(lines: list[dict[str, float]]) -> list[tuple[str, float]]:
     """(name, seconds per step) of every phase and its parts, phases by time."""
-    mean = {name: sum(line.get(name, 0.0) for line in lines) / len(lines) for line in lines for name in line}
+    mean = {name: sum(line.get(name) or 0.0 for line in lines) / len(lines) for line in lines for name in line}
     phases = {
         n.removeprefix("timing_s/"): s for n, s in mean.items() if n.startswith("timing_s/") and n.count("/") == 1
     }
@@ -44,12 +46,16 @@ def rows(lines: list[dict[str, float]]) -> list[tuple[str, float]]:
     return table
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run_dir", nargs="?", default="runs/quickstart", type=Path)
-    lines = step_lines(parser.parse_args().run_dir)
+    try:
+        lines = step_lines(parser.parse_args(argv).run_dir)
+    except ValueError as error:
+        print(f"step_breakdown: {error}", file=sys.stderr)
+        return 2
     total = sum(line["perf/step_s"] for line in lines) / len(lines)
-    other = sum(line["timing_s/other"] for line in lines) / len(lines)
+    other = sum(line.get("timing_s/other") or 0.0 for line in lines) / len(lines)
     print("| part of a step | seconds | share |\n|---|---:|---:|")
     for name, seconds in rows(lines):
         print(f"| {name.replace('  ', '&nbsp;&nbsp;')} | {seconds:.3f} | {100 * seconds / total:.1f} % |")
