@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from slime_rl.cluster.checkpoint import find_model_folder
 from slime_rl.cluster.signals import run_command
+from slime_rl.config.checks import check_model_folder
 
 
 class Side(Protocol):
@@ -103,15 +104,27 @@ def compare(a: Side, b: Side, tolerance: float = 0.0) -> Report:
         if x.dtype == y.dtype and torch.equal(_bytes(x), _bytes(y)):
             continue
         report.is_bitwise = False
-        is_whole = not (x.is_floating_point() or y.is_floating_point())
-        x_wide, y_wide = (x.long(), y.long()) if is_whole else (x.double(), y.double())
-        is_equal = (x_wide == y_wide) | (x_wide.isnan() & y_wide.isnan())  # infinities too
-        gap = (x_wide - y_wide).abs().masked_fill(is_equal, 0.0)
-        largest = float("inf") if bool(gap.isnan().any()) else float(gap.max()) if gap.numel() else 0.0
+        largest = _largest_difference(x, y)
         report.max_abs_diff = max(report.max_abs_diff, largest)
         if largest > tolerance or (tolerance == 0.0 and x.dtype != y.dtype):
             report.different.append(f"{name} ({x.dtype} / {y.dtype}, largest difference {largest:.3g})")
     return report
+
+
+def _largest_difference(x: Any, y: Any) -> float:
+    import torch
+
+    if x.is_complex() or y.is_complex():
+        x, y = (torch.view_as_real(side.to(torch.complex128)) for side in (x, y))
+    is_whole = not (x.is_floating_point() or y.is_floating_point())
+    x_wide, y_wide = (x.long(), y.long()) if is_whole else (x.double(), y.double())
+    is_equal = (x_wide == y_wide) | (x_wide.isnan() & y_wide.isnan())  # infinities too
+    gap = (x_wide - y_wide).abs()
+    if is_whole:
+        rounded = (x.double() - y.double()).abs()
+        gap = torch.where(rounded < 2.0**62, gap.double(), rounded)  # beyond, int64 overflows
+    gap = gap.masked_fill(is_equal, 0.0)
+    return float("inf") if bool(gap.isnan().any()) else float(gap.max()) if gap.numel() else 0.0
 
 
 def _bytes(x: Any) -> Any:
@@ -163,6 +176,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if not args.tolerance >= 0:
             raise ValueError(f"--tolerance must be >= 0, got {args.tolerance}")
+        if args.origin_hf_dir is not None:
+            check_model_folder("--origin-hf-dir", str(args.origin_hf_dir))
         plugins = args.model_conversion_path, args.model_provider_path
         report = compare(*open_sides(args.a, args.b, args.origin_hf_dir, plugins), args.tolerance)
     except (ValueError, OSError) as error:

@@ -43,7 +43,7 @@ def check_model_folder(flag: str, path: str) -> None:
     file = Path(path) / "config.json"
     try:
         content = json.loads(file.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{flag} {file}: is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{flag} {file}: must hold a JSON object, got {type(content).__name__}")

@@ -95,7 +95,7 @@ def _weight_map(folder: Path) -> dict[str, str]:
     """Weight -> file name, as the index has it."""
     try:
         content = json.loads((folder / INDEX).read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{folder / INDEX}: must be JSON: {error}") from error
     places = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
@@ -118,7 +118,7 @@ def read_header(file: Path) -> dict[str, Any]:
         try:
             header = json.loads(opened.read(length))
             end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        except (ValueError, RecursionError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"{file}: must be a safetensors file, its header cannot be read: {error}") from error
     expected = 8 + length + end
     if size != expected:

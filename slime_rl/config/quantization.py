@@ -54,7 +54,7 @@ def quantization_entry(folder: str | Path) -> Any:
         return None
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path}: must hold a JSON object, got {type(content).__name__}")

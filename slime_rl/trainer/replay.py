@@ -148,7 +148,7 @@ def _read(folder: Path, rank: int) -> dict[str, Any]:
 def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: cannot be read: {error}") from error
 
 

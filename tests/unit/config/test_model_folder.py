@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from slime_rl.config.checks import check_model_folder
 from slime_rl.config.model_folder import INDEX, check_model_files, weight_files, weight_places
+from slime_rl.config.quantization import quantization_entry
 
 
 def write_safetensors(path: Path, *, missing_bytes: int = 0, name: str = "w") -> None:
@@ -70,6 +72,18 @@ def test_file_that_is_no_safetensors_is_refused(folder: Path, content: bytes) ->
     (folder / "model.safetensors").write_bytes(content)
     with pytest.raises(ValueError, match=r"must be a (whole )?safetensors file"):
         check_model_files("--hf-checkpoint", folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", INDEX, "model.safetensors"])
+def test_json_that_is_nested_too_deep_to_be_read_is_refused_by_name(folder: Path, name: str) -> None:
+    deep = b"[" * 100_000
+    (folder / name).write_bytes(struct.pack("<Q", len(deep)) + deep if name == "model.safetensors" else deep)
+    with pytest.raises(ValueError, match=rf"--hf-checkpoint .*{name}: .*recursion"):
+        check_model_folder("--hf-checkpoint", str(folder))
+        check_model_files("--hf-checkpoint", folder)
+    if name == "config.json":
+        with pytest.raises(ValueError, match=r"config\.json: is not JSON: .*recursion"):
+            quantization_entry(folder)
 
 
 def test_missing_shard_is_named(folder: Path) -> None:

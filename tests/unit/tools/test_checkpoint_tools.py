@@ -300,6 +300,32 @@ def test_signs_of_zero_and_large_whole_numbers_are_seen(tmp_path: Path, capsys: 
     assert last_line() == "same: tensors=2 max_abs_diff=0 bitwise=yes"
     assert last_line(zero=-torch.zeros(2)) == "same: tensors=2 max_abs_diff=0 bitwise=no"
     assert last_line(whole=torch.tensor([2**60 + 1, 5])) == "different: tensors=2 max_abs_diff=1 bitwise=no"
+    assert last_line(whole=torch.tensor([-(2**63), 5])) == "different: tensors=2 max_abs_diff=1.04e+19 bitwise=no"
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "gap"),
+    [
+        (torch.tensor([2**63 - 1]), torch.tensor([-1]), "9.22e+18"),  # their difference is no int64
+        (torch.tensor([1 + 1j]), torch.tensor([1 + 2j]), "1"),
+        (torch.tensor([0.25 + 1j]), torch.tensor([0.75 + 1j]), "0.5"),
+        (torch.tensor([2**64 - 1], dtype=torch.uint64), torch.tensor([0], dtype=torch.uint64), "1.84e+19"),
+    ],
+)
+def test_numbers_of_every_type_that_differ_are_different(
+    a: torch.Tensor, b: torch.Tensor, gap: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (("a", a), ("b", b)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+        save_file({"w": value}, tmp_path / name / "model.safetensors")
+    assert compare_checkpoints.main([str(tmp_path / "a"), str(tmp_path / "b")]) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == f"different: tensors=1 max_abs_diff={gap} bitwise=no"
+
+
+def test_a_wrong_origin_is_told_with_its_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare_checkpoints.main([str(tmp_path), str(tmp_path), "--origin-hf-dir", str(tmp_path / "no")]) == 2
+    assert "--origin-hf-dir must be a folder that exists" in capsys.readouterr().err
 
 
 def test_model_of_a_plugin_is_converted(tmp_path: Path) -> None:
