@@ -65,6 +65,9 @@ def _locked_folder(path: Path) -> tuple[Path, int]:
             return outer, _lock(outer, wait=True)
         except FileNotFoundError:  # taken for a leftover, in the moment before it was locked
             continue
+        except BaseException:  # a full disk takes no file, a signal ends it
+            shutil.rmtree(outer, ignore_errors=True)
+            raise
 
 
 def _remove_leftovers(path: Path) -> None:

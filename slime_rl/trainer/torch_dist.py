@@ -275,8 +275,10 @@ class TorchDistReader:
             try:
                 with path.open("rb") as opened:  # private: nobody can write to the file through a tensor
                     self._files[place.file] = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
-            except (OSError, ValueError) as error:
+            except OSError as error:
                 raise ValueError(f"{self.folder}: the data file {place.file} is missing: {error}") from error
+            except ValueError as error:  # of an empty file there is no map
+                raise ValueError(f"{path}: is cut off, it is empty") from error
         data = self._files[place.file]
         if place.start + place.length > len(data):
             raise ValueError(f"{path}: is cut off, the data of {key} is not all there")

@@ -150,6 +150,16 @@ def test_many_at_the_same_time_all_end_with_a_whole_folder(tmp_path: Path) -> No
     assert errors == [] and names(tmp_path) == []
 
 
+def test_a_disk_that_takes_no_file_is_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(outer: Path, *, wait: bool) -> int:
+        raise OSError(28, "No space left on device", str(outer / "lock"))
+
+    monkeypatch.setattr(module, "_lock", refuse)
+    with pytest.raises(OSError, match="No space left"), folder_aside(tmp_path / "it"):
+        pass
+    assert names(tmp_path) == []
+
+
 def test_a_file_system_without_locks_writes_and_removes_nothing_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

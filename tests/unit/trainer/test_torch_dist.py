@@ -75,6 +75,9 @@ def test_missing_tensor_file_and_data_are_named(folder: Path, tmp_path: Path) ->
     file.write_bytes(file.read_bytes()[:-900])
     with pytest.raises(ValueError, match=r"__1_0\.distcp: is cut off, the data of e"):
         TorchDistReader(folder).read("e")
+    file.write_bytes(b"")
+    with pytest.raises(ValueError, match=r"__1_0\.distcp: is cut off, it is empty"):
+        TorchDistReader(folder).read("e")
     file.unlink()
     with pytest.raises(ValueError, match=r"data file __1_0\.distcp is missing"):
         TorchDistReader(folder).read("w")
