@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import itertools
 import json
 import math
+import os
 import re
+import socket
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -43,12 +47,16 @@ def check_trackers(config: Config) -> None:
     """Import what --trackers names and see whether it can log in, before anything starts.
 
     Raises:
-        ValueError: a package that is not installed, nobody logged in, a server that does not answer.
+        ValueError: a package that is not installed, nobody logged in, a server that does not answer, an address that
+            is taken, a damaged trackers.json.
     """
     for name in config.logging.trackers:
         _package(PACKAGES[name], name)
         if name in CHECKS:
-            _told(name, CHECKS[name])
+            _told(name, partial(CHECKS[name], config))
+    goes_on = config.checkpoint.load is not None and not config.checkpoint.finetune
+    if goes_on and config.logging.trackers:
+        _known_ids(config)
 
 
 def _told(name: str, call: Callable[[], Any]) -> Any:
@@ -65,7 +73,7 @@ def _told(name: str, call: Callable[[], Any]) -> Any:
         raise ValueError(f"--trackers {name}: {' '.join(str(error).split())} ({type(error).__name__})") from error
 
 
-def _check_wandb() -> None:
+def _check_wandb(config: Config) -> None:
     """Asks for a key where there is a terminal. Engines take minutes to start; without a key they start for nothing."""
     wandb: Any = _package("wandb", "wandb")
     if wandb.setup().settings.mode not in ("online", "shared"):
@@ -78,7 +86,7 @@ def _check_wandb() -> None:
         ) from error
 
 
-def _check_mlflow() -> None:
+def _check_mlflow(config: Config) -> None:
     """The package itself tries for minutes to reach a server that is not there."""
     mlflow: Any = _package("mlflow", "mlflow")
     address = str(mlflow.get_tracking_uri())
@@ -93,7 +101,36 @@ def _check_mlflow() -> None:
         mlflow.MlflowClient().search_experiments(max_results=1)
 
 
-CHECKS: dict[str, Callable[[], None]] = {"wandb": _check_wandb, "mlflow": _check_mlflow}
+def _prometheus_address(config: Config) -> tuple[str, int]:
+    """Host and port; an IPv6 address may stand in brackets."""
+    host, _, port = config.logging.prometheus_address.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+@contextmanager
+def _listening(config: Config) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        address = config.logging.prometheus_address
+        raise ValueError(f"--prometheus-address {address}: cannot listen there: {error}") from error
+
+
+def _check_prometheus(config: Config) -> None:
+    host, port = _prometheus_address(config)
+    with _listening(config):
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does it
+            probe.bind(address)
+            probe.listen()
+
+
+CHECKS: dict[str, Callable[[Config], None]] = {
+    "wandb": _check_wandb,
+    "mlflow": _check_mlflow,
+    "prometheus": _check_prometheus,
+}
 
 
 class WandbTracker:
@@ -168,16 +205,15 @@ class PrometheusTracker:
 
     def __init__(self, config: Config, run_id: str | None) -> None:
         prometheus: Any = _package("prometheus_client", "prometheus")
-        host, _, port = config.logging.prometheus_address.rpartition(":")
+        host, port = _prometheus_address(config)
         self.run_id = ""
         self._registry = prometheus.CollectorRegistry()
         self._make_gauge = prometheus.Gauge
         self._labels = {"run": config.logging.tracker_run or config.run_dir.name}
         self._gauges: dict[str, Any] = {}
-        try:
-            self._server, _ = prometheus.start_http_server(int(port), addr=host, registry=self._registry)
-        except OSError as error:
-            raise ValueError(f"--prometheus-address {host}:{port}: cannot listen there: {error}") from error
+        self._names: set[str] = set()
+        with _listening(config):
+            self._server, _ = prometheus.start_http_server(port, addr=host, registry=self._registry)
         self.port = int(self._server.server_port)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -193,8 +229,9 @@ class PrometheusTracker:
             known = find_metric(name)
             about = f"{known.meaning} Unit: {known.unit}; {known.reduction}." if known else name
             safe = _plain(name)
-            same = sum(_plain(other) == safe for other in self._gauges)
-            unique = safe if same == 0 else f"{safe}_{same + 1}"  # a-b and a_b are two metrics
+            tried = (safe if count == 1 else f"{safe}_{count}" for count in itertools.count(1))
+            unique = next(each for each in tried if each not in self._names)  # a-b, a_b and a_b_2 are three metrics
+            self._names.add(unique)
             self._gauges[name] = self._make_gauge(unique, about, list(self._labels), registry=self._registry)
         return self._gauges[name]
 
@@ -222,7 +259,7 @@ def open_trackers(config: Config, *, resume: bool) -> list[Any]:
     """
     config.run_dir.mkdir(parents=True, exist_ok=True)
     path = config.run_dir / IDS_FILE
-    ids: dict[str, str] = json.loads(path.read_text()) if resume and path.is_file() else {}
+    ids = _known_ids(config) if resume else {}
     opened: dict[str, Any] = {}
     try:
         for name in config.logging.trackers:
@@ -233,8 +270,30 @@ def open_trackers(config: Config, *, resume: bool) -> list[Any]:
             tracker.close(failed=True)
         raise
     if opened:
-        path.write_text(json.dumps({name: tracker.run_id for name, tracker in opened.items()}) + "\n")
+        aside = path.with_name(f"{path.name}.new")  # a kill leaves the whole old one or the whole new one
+        aside.write_text(json.dumps({name: tracker.run_id for name, tracker in opened.items()}) + "\n")
+        os.replace(aside, path)
     return list(opened.values())
+
+
+def _known_ids(config: Config) -> dict[str, str]:
+    """Tracker -> id of this run's entry there.
+
+    Raises:
+        ValueError: the file that holds them is damaged.
+    """
+    path = config.run_dir / IDS_FILE
+    if not path.is_file():
+        return {}
+    try:
+        ids = json.loads(path.read_text())
+    except ValueError as error:
+        ids = str(error)
+    if not isinstance(ids, dict) or not all(isinstance(value, str) for value in ids.values()):
+        raise ValueError(
+            f"{path}: must be an object of tracker names and ids of its runs, got {ids!r}; remove it to begin new ones"
+        )
+    return ids
 
 
 def flat_config(config: Config) -> dict[str, Any]:

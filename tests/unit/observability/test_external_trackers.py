@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -54,8 +55,46 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         config = make_config(tmp_path, "--trackers", "prometheus", "--prometheus-address", address)
-        with pytest.raises(ValueError, match=f"--prometheus-address {address}: cannot listen there"):
-            open_trackers(config, resume=False)
+        for call in (lambda: open_trackers(config, resume=False), lambda: check_trackers(config)):
+            with pytest.raises(ValueError, match=f"--prometheus-address {address}: cannot listen there"):
+                call()
+    check_trackers(config)
+
+
+def test_an_ipv6_address_may_stand_in_brackets(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    if not Path("/proc/net/if_inet6").is_file() or "00000001 " not in Path("/proc/net/if_inet6").read_text():
+        pytest.skip("no IPv6 loopback here")
+    config = make_config(tmp_path, "--trackers", "prometheus", "--prometheus-address", "[::1]:0")
+    check_trackers(config)
+    tracker = open_trackers(config, resume=False)[0]
+    assert urllib.request.urlopen(f"http://[::1]:{tracker.port}/metrics", timeout=120).status == 200
+    tracker.close()
+
+
+def test_names_that_prometheus_cannot_tell_apart_get_numbers_that_are_free(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    config = make_config(tmp_path, "--trackers", "prometheus", "--prometheus-address", "127.0.0.1:0")
+    tracker = open_trackers(config, resume=False)[0]
+    tracker.log(0, {"a-b": 1.0, "a/b": 2.0, "a_b_2": 3.0, "a_b": 4.0})
+    text = urllib.request.urlopen(f"http://127.0.0.1:{tracker.port}/metrics", timeout=120).read().decode()
+    tracker.close()
+    values = [line for line in text.splitlines() if line.startswith("slime_rl_a_b")]
+    assert [line.split("{")[0] for line in values] == [f"slime_rl_a_b{end}" for end in ("", "_2", "_2_2", "_3")]
+    assert [line.split()[-1] for line in values] == ["1.0", "2.0", "3.0", "4.0"]
+
+
+@pytest.mark.parametrize("content", ["", '{"prometheus": ', "[]", '{"wandb": 3}'])
+def test_damaged_ids_are_named_before_anything_starts(tmp_path: Path, content: str) -> None:
+    pytest.importorskip("prometheus_client")
+    config = make_config(tmp_path, "--trackers", "prometheus", "--prometheus-address", "127.0.0.1:0")
+    open_trackers(config, resume=False)[0].close()
+    config = config.with_sections(checkpoint=dataclasses.replace(config.checkpoint, load=str(tmp_path)))
+    check_trackers(config)
+    (config.run_dir / "trackers.json").write_text(content)
+    for call in (lambda: open_trackers(config, resume=True), lambda: check_trackers(config)):
+        with pytest.raises(ValueError, match=r"trackers\.json: must be an object of tracker names and ids.*remove it"):
+            call()
 
 
 def wandb_records(path: Path) -> Iterator[Any]:
@@ -122,7 +161,7 @@ def test_wandb_without_a_key_is_told_before_anything_starts(tmp_path: Path, monk
         "NETRC": str(tmp_path / "none"),
         "WANDB_CONFIG_DIR": str(tmp_path),
     }
-    code = "from slime_rl.observability.external_trackers import CHECKS; CHECKS['wandb']()"
+    code = "from slime_rl.observability.external_trackers import CHECKS; CHECKS['wandb'](None)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env=environment,
