@@ -54,9 +54,9 @@ TRACKERS = """
 | `--trackers prometheus` | `http://127.0.0.1:9400/metrics` while the run goes on (`--prometheus-address HOST:PORT`) |
 
 Several may be named (`--trackers wandb prometheus`); `--tracker-project` and `--tracker-run` say under which names.
-Each needs its package (`pip install wandb`, …). Without it, without a key for Weights & Biases, where MLflow's
-server does not answer or Prometheus' port is taken, the run is refused before anything starts. Later on a tracker
-neither keeps a run waiting nor ends it: what it does not take is told once. A run that is continued goes on in the same entry
+Each needs its package (`pip install wandb`, …). Without it, without a key for Weights & Biases, where MLflow's server
+does not answer or Prometheus' port is taken, the run is refused before anything starts. Later on a tracker neither
+keeps a run waiting nor ends it: what it does not take is told once. A run that is continued goes on in the same entry
 (`RUN_DIR/trackers.json`), one that fails is marked as failed. For Prometheus `train/loss` is
 `slime_rl_train_loss{run="mine"}`.
 """
