@@ -137,7 +137,7 @@ class Cluster:
         if config.needs_engines:
             self.engines = policy_engines(config, placement)
             pending["engines"] = self.engines.start()
-            self.others = other_engines(config, placement)
+            self.others = other_engines(config, placement, self.engines)
             pending |= {f"engines of {name}": group.start() for name, group in self.others.items()}
         pending["trainers"] = self.actor.start()
         if self.critic is not None:
@@ -152,7 +152,8 @@ class Cluster:
                 group.connect(started[f"engines of {name}"])
             self.rollout.look_after = self._look_after
         beside = {name: group.router.url for name, group in self.others.items()}
-        self.rollout.connect(self.engines.router.url if self.engines else None, beside)
+        policy = config.served_models[0].name if config.router.share_router else None
+        self.rollout.connect(self.engines.router.url if self.engines else None, beside, policy)
 
     @contextmanager
     def training(self) -> Iterator[None]:
@@ -331,8 +332,7 @@ class Cluster:
     def abandon(self) -> None:
         """After a failure: actors may be busy for long, so they are not asked; all of them end with the Ray session."""
         for group in self._all_engines():
-            group.guard.close()
-            group.router.stop()
+            group.abandon()
         self.rollout = self.actor = self.critic = self.engines = None
         self.others = {}
 

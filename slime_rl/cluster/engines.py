@@ -12,9 +12,10 @@ import ray
 from slime_rl.cluster.engine_handle import EngineHandle, ExternalEngine, serving_host
 from slime_rl.cluster.placement import Placement
 from slime_rl.config import Config
+from slime_rl.config.served_models import POLICY
 from slime_rl.engine.control import EngineControl, EngineError
 from slime_rl.engine.guard import EngineGuard, EngineState
-from slime_rl.engine.router import RouterProcess
+from slime_rl.engine.router import ModelRouter, RouterProcess
 
 _SIZE_S, _CHECKSUM_S = 10.0, 120.0
 _ABORT_S = 10.0
@@ -23,29 +24,41 @@ T = TypeVar("T")
 
 
 class EngineGroup:
-    """All engines of one model and the router in front of them. `beside` is the name of a model that is not the policy:
-    it keeps its weights. `disaggregated`: some of the engines prefill, the others decode."""
+    """All engines of one model and the router in front of them, which is that of `lead` with --share-router. A model
+    beside the policy keeps its weights. `disaggregated`: some of the engines prefill, the others decode."""
 
     def __init__(
         self,
         config: Config,
         handles: Sequence[EngineHandle | ExternalEngine],
-        beside: str | None = None,
+        model: str = POLICY,
         *,
+        is_policy: bool = True,
         disaggregated: bool = False,
+        lead: EngineGroup | None = None,
     ) -> None:
-        name, label = ("router", "") if beside is None else (f"router_{beside}", f"{beside}: ")
-        host = serving_host(config)
-        self.router = RouterProcess(config, config.run_dir, host=host, name=name, disaggregated=disaggregated)
-        self.headers = config.engine.authorization
-        on_loss = self._abort_all if disaggregated else None
-        self.guard = EngineGuard(config, self.router, keeps_weights=beside is not None, label=label, on_loss=on_loss)
-        self.handles = handles
+        name, label = ("router", "") if is_policy else (f"router_{model}", f"{model}: ")
+        shared, host = config.router.share_router, serving_host(config)
+        self.lead, self.handles, self.headers = lead, handles, config.engine.authorization
+        self.router = (
+            lead.router
+            if lead is not None
+            else RouterProcess(config, config.run_dir, host=host, name=name, disaggregated=disaggregated, shared=shared)
+        )
+        self.guard = EngineGuard(
+            config,
+            ModelRouter(self.router, model) if shared else self.router,
+            keeps_weights=not is_policy,
+            label=label,
+            on_loss=self._abort_all if disaggregated else None,
+            lead=None if lead is None else lead.guard,
+        )
 
     def start(self) -> list[Any]:
         """Begin starting; the returned references resolve to the engines' URLs."""
         begun = [handle.begin() for handle in self.handles]  # first: they take longest, and the router is waited for
-        self.router.start()
+        if self.lead is None:
+            self.router.start()
         return begun
 
     def connect(self, urls: list[str]) -> None:
@@ -96,6 +109,11 @@ class EngineGroup:
             ray.wait(ends, num_returns=len(ends), timeout=20)
         self.router.stop()
 
+    def abandon(self) -> None:
+        """Stop watching and routing; the engines are left to the end of the Ray session."""
+        self.guard.close()
+        self.router.stop()
+
 
 def policy_engines(config: Config, placement: Placement) -> EngineGroup:
     """The engines that generate, with the arguments of their groups."""
@@ -107,11 +125,12 @@ def policy_engines(config: Config, placement: Placement) -> EngineGroup:
     handles = [
         EngineHandle(engine, placement, index, placement.engine_seats(index)) for index, engine in enumerate(own)
     ]
-    return EngineGroup(config, handles, disaggregated=policy.is_disaggregated)
+    return EngineGroup(config, handles, policy.name, disaggregated=policy.is_disaggregated)
 
 
-def other_engines(config: Config, placement: Placement) -> dict[str, EngineGroup]:
-    """The models of --sglang-config beside the policy, by name; their engines are numbered after the policy's."""
+def other_engines(config: Config, placement: Placement, lead: EngineGroup) -> dict[str, EngineGroup]:
+    """The models of --sglang-config beside the policy, whose engines are `lead`, by name; theirs are numbered after
+    those."""
     found: dict[str, EngineGroup] = {}
     policy, *others = config.served_models
     index = policy.num_engines
@@ -122,7 +141,14 @@ def other_engines(config: Config, placement: Placement) -> dict[str, EngineGroup
             for seats in placement.reserve_engines(group.num_engines, engine.cluster):
                 handles.append(EngineHandle(engine, placement, index, seats))
                 index += 1
-        found[model.name] = EngineGroup(config, handles, model.name, disaggregated=model.is_disaggregated)
+        found[model.name] = EngineGroup(
+            config,
+            handles,
+            model.name,
+            is_policy=False,
+            disaggregated=model.is_disaggregated,
+            lead=lead if config.router.share_router else None,
+        )
     return found
 
 

@@ -108,8 +108,11 @@ class RolloutManager:
         assert self.opened is not None, "a run that only evaluates has no buffer"
         return self.opened
 
-    async def connect(self, router_url: str | None, models: dict[str, str] | None = None) -> None:
-        """Make the client; None for a run without engines. `models` are the routers of models beside the policy."""
+    async def connect(
+        self, router_url: str | None, models: dict[str, str] | None = None, policy: str | None = None
+    ) -> None:
+        """Make the client; None for a run without engines. `models` are the routers of models beside the policy, and
+        `policy` is the policy's name for a router that they share."""
         client, trace = None, open_trace(self.config, "rollout")
         if router_url is not None:
             slots = self.config.rollout.rollout_concurrency * self.config.cluster.rollout_num_engines
@@ -119,6 +122,7 @@ class RolloutManager:
                 timeout_s=self.config.rollout.request_timeout_s,
                 trace=trace,
                 headers=self.config.engine.authorization,
+                model=policy,
             )
         if self.config.agent.agent_path is not None:
             self.gateway = Gateway()

@@ -249,6 +249,7 @@ class Config:
         self._check_sizes(models[0])
         if models[0].is_disaggregated:
             self._check_disaggregated()
+        self._check_shared_router(models)
         if any(model.is_disaggregated for model in models):  # the last one of a kind would be taken out
             rule = f"cannot be used with prefill and decode engines ({FLAG})"
             check(self.engine.engine_slow_s is None, "--engine-slow-s", rule, self.engine.engine_slow_s)
@@ -282,6 +283,14 @@ class Config:
             "they share no memory",
             self.weight_sync.weight_sync,
         )
+
+    def _check_shared_router(self, models: tuple[ServedModel, ...]) -> None:
+        if not self.router.share_router:
+            return
+        names = [model.name for model in models]
+        check(len(names) > 1, "--share-router", f"needs a {FLAG} with more than one model", names)
+        mixed = [model.name for model in models if model.is_disaggregated]
+        check(not mixed, "--share-router", f"cannot be used with prefill and decode engines ({FLAG})", mixed)
 
     def _check_disaggregated(self) -> None:
         """Rules of a policy whose prompts and responses are computed by different engines."""

@@ -102,6 +102,10 @@ class RouterConfig:
     router_policy: Literal["round_robin", "random", "cache_aware", "power_of_two", "manual"] = "cache_aware"
     """How requests are spread over the engines; manual keeps every multi-turn episode on the engine that began it."""
 
+    share_router: bool = False
+    """All models of --sglang-config are behind one router, and requests name theirs; else each has its own. The router
+    needs a file for that, see docs/engines.md."""
+
     router_args: tuple[str, ...] = flag((), passthrough="router")
     """Every --router-NAME [VALUE] is passed to sglang-router as --NAME [VALUE]."""
 

@@ -72,6 +72,7 @@ OURS_IN_ROUTER = {
     "prometheus_port": "",
     "worker_urls": "",
     "pd_disaggregation": "worker_type in --sglang-config",
+    "enable_igw": "--share-router",
     "prefill": "",
     "decode": "",
     "api_key": "--engine-api-key-file",

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -80,6 +81,7 @@ class EngineGuard:
     `probe(url, timeout_s)` says whether an engine's scheduler answers; an answer of the HTTP process alone would hide a
     hung scheduler. With `keeps_weights` engines get none from the trainer, so none is ever stale for long. Lines of the
     log begin with `label` ("judge: "). `on_loss(urls of the others)` is called when one was taken out of the router.
+    `lead` is the guard of another model behind the same router, which watches and fills that for both.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class EngineGuard:
         keeps_weights: bool = False,
         label: str = "",
         on_loss: Callable[[list[str]], None] | None = None,
+        lead: EngineGuard | None = None,
     ) -> None:
         self.keeps_weights, self.label, self.on_loss = keeps_weights, label, on_loss
         engine = config.engine
@@ -106,16 +109,21 @@ class EngineGuard:
         self._members: list[_Member] = []
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()  # of states, counters and the failure
-        self._router_lock = threading.Lock()  # one change of the router at a time; taken before _lock
+        self._router_lock = lead._router_lock if lead else threading.Lock()  # one change at a time; before _lock
+        self._behind: list[EngineGuard] = [] if lead is None else lead._behind  # guards of all models of the router
+        self._behind.append(self)
         self._closing = threading.Event()
         self._failure: RuntimeError | None = None
 
     def begin(self, engines: list[tuple[Restartable, str]]) -> None:
         """Put the started engines (each with its URL) behind the router and watch all of them."""
         for index, (engine, url) in enumerate(engines):
-            self.router.add_worker(url)
-            self._members.append(_Member(index, engine, url))
-        loops = [lambda member=member: self._watch(member) for member in self._members] + [self._watch_router]
+            with self._router_lock:
+                self.router.add_worker(url)
+                self._members.append(_Member(index, engine, url))
+        loops: list[Callable[[], None]] = [partial(self._watch, member) for member in self._members]
+        if self._behind[0] is self:
+            loops.append(self._watch_router)
         self._threads = [threading.Thread(target=self._guarded, args=(loop,), daemon=True) for loop in loops]
         for thread in self._threads:
             thread.start()
@@ -278,7 +286,8 @@ class EngineGuard:
                     return
                 self._spend("router", f"the router {what}")
                 self.router.restart()
-                self._fill_router()
+                for guard in self._behind:
+                    guard._fill_router()
             answered = time.monotonic()
             self._note("the router serves again at its address")
 

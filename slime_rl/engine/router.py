@@ -27,12 +27,17 @@ POLL_S = 0.05
 PORT_PAUSE_S = 0.5
 HEALTH_INTERVAL_S = 2  # the router's default of 60 leaves a dead engine in rotation for minutes
 HEALTH_FAILURES = 2
+NO_VOCABULARY = (
+    "--share-router: for several models sglang-router reads a vocabulary of OpenAI's, and downloads it unless "
+    "TIKTOKEN_ENCODINGS_BASE is a folder with o200k_base.tiktoken; python tools/fetch_router_vocabulary.py makes one"
+)
 
 
 class RouterProcess:
     """A router; its log is RUN_DIR/logs/NAME.log. Requests go to `url`; control routes do not pass it.
 
-    `disaggregated`: it sends each request to a prefill and to a decode engine.
+    `disaggregated`: it sends each request to a prefill and to a decode engine. `shared`: it serves several models, and
+    every request names the one it is for.
     """
 
     def __init__(
@@ -43,8 +48,9 @@ class RouterProcess:
         host: str = "127.0.0.1",
         name: str = "router",
         disaggregated: bool = False,
+        shared: bool = False,
     ) -> None:
-        self.config, self.host, self.disaggregated = config, host, disaggregated
+        self.config, self.host, self.disaggregated, self.shared = config, host, disaggregated, shared
         self.log_path = Path(run_dir) / "logs" / f"{name}.log"
         self._process: SupervisedProcess | None = None
         self._url: str | None = None
@@ -118,8 +124,10 @@ class RouterProcess:
         what = "ended while it started"
         if self.is_alive():
             what = f"did not listen within --start-timeout-s {self.config.cluster.start_timeout_s:g}"
-        lines = "\n  ".join(useful_lines(self.log_path.read_text(errors="replace")))
-        return f"the router {what}; the end of {self.log_path}:\n  {lines}"
+        log = self.log_path.read_text(errors="replace")
+        lines = "\n  ".join(useful_lines(log))
+        hint = f"\n{NO_VOCABULARY}" if self.shared and "Harmony encoding" in log else ""
+        return f"the router {what}; the end of {self.log_path}:\n  {lines}{hint}"
 
     def is_alive(self) -> bool:
         process = self._process  # another thread may stop the router
@@ -132,15 +140,18 @@ class RouterProcess:
             self._process = None
         self._url = None
 
-    def add_worker(self, url: str, timeout_s: float = 60.0) -> None:
-        """Put an engine behind the router; returns when requests can reach it.
+    def add_worker(self, url: str, timeout_s: float = 60.0, *, model: str | None = None) -> None:
+        """Put an engine behind the router; returns when requests can reach it. `model`: which one it serves, for a
+        router that is shared.
 
         Raises:
             RuntimeError: the router refused it, or it was not routable within `timeout_s`.
         """
         deadline = time.monotonic() + timeout_s
         key = self.config.engine.api_key
-        worker = {"url": url} | ({} if key is None else {"api_key": key})
+        worker = (
+            {"url": url} | ({} if key is None else {"api_key": key}) | ({} if model is None else {"model_id": model})
+        )
         self._call("POST", "/workers", worker | (self._role(url) if self.disaggregated else {}))
         while time.monotonic() < deadline:
             worker = self._find(url)
@@ -205,7 +216,7 @@ class RouterProcess:
         self._process = SupervisedProcess(
             [
                 *(sys.executable, "-m", "slime_rl.engine.launch_router"),
-                *router_arguments(self.config, self.host, port, prometheus_port, self.disaggregated),
+                *router_arguments(self.config, self.host, port, prometheus_port, self.disaggregated, self.shared),
                 *key_file_arguments(self.config.engine.engine_api_key_file),
             ],
             program_environment(),
@@ -215,8 +226,25 @@ class RouterProcess:
         self._url = f"http://{self.host}:{port}"
 
 
+class ModelRouter:
+    """A shared router as the guard of one of its models knows it."""
+
+    def __init__(self, router: RouterProcess, model: str) -> None:
+        self.router, self.model = router, model
+        self.is_alive, self.answers, self.end, self.restart = (
+            router.is_alive,
+            router.answers,
+            router.end,
+            router.restart,
+        )
+        self.remove_worker = router.remove_worker
+
+    def add_worker(self, url: str) -> None:
+        self.router.add_worker(url, model=self.model)
+
+
 def router_arguments(
-    config: Config, host: str, port: int, prometheus_port: int, disaggregated: bool = False
+    config: Config, host: str, port: int, prometheus_port: int, disaggregated: bool = False, shared: bool = False
 ) -> list[str]:
     """Arguments of the router; the user's own come last and win."""
     health_timeout_s = max(1, math.floor(config.engine.engine_health_timeout_s / HEALTH_FAILURES) - HEALTH_INTERVAL_S)
@@ -239,6 +267,8 @@ def router_arguments(
     if disaggregated:
         # Aborts are answered 500 there: the router would send them again. The client repeats the others.
         switches += ["--pd-disaggregation", "--disable-retries"]
+    if shared:
+        switches.append("--enable-igw")
     if config.router.router_policy == "manual":
         switches.append("--assignment-mode=min_load")  # where a new episode goes
     return [*(f"--{name}={value}" for name, value in arguments.items()), *switches, *config.router.router_args]

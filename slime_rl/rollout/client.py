@@ -27,6 +27,8 @@ ROUTING_HEADER = "X-SMG-Routing-Key"  # what sglang-router's policy "manual" goe
 WORKERS_AGE_S = 5.0  # an engine that joined later has none of the requests to abort yet
 # How SGLang refuses an id that it still works on: after a broken connection the router sends the same request again.
 STILL_KNOWN = "Duplicate request ID"
+# How sglang-router, where several models share it, refuses a request while it has no engine at all: it is a new one.
+NO_ENGINE_YET = "No router available"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +51,7 @@ NOTHING = Generation(tokens=[], log_probs=[], versions=[], text="", finish_reaso
 
 
 class EngineClient:
-    """HTTP client of the router (or of one engine).
+    """HTTP client of the router (or of one engine). `model` is which one is asked for, where the router serves several.
 
     A 4xx answer is our mistake and fails at once. Connection errors and 5xx are retried with growing pauses until
     `timeout_s` has passed; the router may answer the retry from another engine.
@@ -63,7 +65,9 @@ class EngineClient:
         timeout_s: float,
         trace: Trace = NO_TRACE,
         headers: Mapping[str, str] | None = None,
+        model: str | None = None,
     ) -> None:
+        self._model = {} if model is None else {"model": model}
         self.url = url.rstrip("/")
         self.timeout_s = timeout_s
         self._trace = trace
@@ -127,6 +131,7 @@ class EngineClient:
     ) -> Generation:
         """`scope.requests` holds the id of the request while an engine has it."""
         body = {
+            **self._model,
             "input_ids": input_ids,
             "sampling_params": sampling_params,
             "return_logprob": True,
@@ -191,7 +196,7 @@ class EngineClient:
                         return _json(self.url + path, await answer.read())
                     last = f"HTTP {answer.status}: {(await answer.text(errors='replace'))[:500]}"
                     is_ours = 400 <= answer.status < 500 and answer.status not in (408, 429)
-                    if is_ours and STILL_KNOWN not in last:
+                    if is_ours and STILL_KNOWN not in last and NO_ENGINE_YET not in last:
                         raise RequestRefused(f"{self.url}{path} refused the request: {last}")
             except (aiohttp.ClientError, TimeoutError) as error:
                 last = f"{type(error).__name__}: {error}"

@@ -31,7 +31,7 @@ class RolloutRuntime:
     tokenizer: Any  # transformers.PreTrainedTokenizerFast
     make_parser: Callable[[], TurnParser] | None = None  # of tool calls and reasoning; called when first needed
     gateway: Gateway | None = None  # started when --agent-path is given
-    models: Mapping[str, str] = field(default_factory=dict)  # routers of models beside the policy (--sglang-config)
+    models: Mapping[str, str] = field(default_factory=dict)  # routers of models beside the policy, by name
     trace: Trace = NO_TRACE  # with --trace, where spans of this process go
     lengths: LengthHistory = field(default_factory=LengthHistory)  # of the responses to each prompt
 

@@ -17,6 +17,7 @@ import aiohttp
 
 from slime_rl.config import Config
 from slime_rl.config.served_models import SCHEME
+from slime_rl.rollout.client import NO_ENGINE_YET
 from slime_rl.rollout.runtime import current_runtime
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
@@ -31,6 +32,7 @@ class Service:
     url: str  # without a slash at its end; of the router when the model is ours
     headers: Mapping[str, str]
     is_ours: bool
+    model: str | None = None  # what requests must call it, where its router serves several models
 
     @property
     def api_url(self) -> str:
@@ -49,10 +51,11 @@ class Service:
             aiohttp.ClientSession(headers=self.headers, raise_for_status=True) as session,
             session.get(f"{self.url}/workers") as answer,
         ):
-            workers = [worker["url"] for worker in (await answer.json())["workers"] if worker["is_healthy"]]
-        if not workers:
+            workers = [worker for worker in (await answer.json())["workers"] if worker["is_healthy"]]
+        urls = [worker["url"] for worker in workers if self.model is None or worker["model_id"] == self.model]
+        if not urls:
             raise aiohttp.ClientError(f"no engine behind {self.url}")
-        return random.choice(workers).rstrip("/")
+        return random.choice(urls).rstrip("/")
 
 
 def reward_service(config: Config, name: str) -> Service:
@@ -67,7 +70,9 @@ def reward_service(config: Config, name: str) -> Service:
     if not url.startswith(SCHEME):
         return Service(url.rstrip("/"), {}, is_ours=False)
     model = url.removeprefix(SCHEME)
-    return Service(current_runtime().models[model].rstrip("/"), config.engine.authorization, is_ours=True)
+    router = current_runtime().models[model].rstrip("/")
+    named = model if config.router.share_router else None
+    return Service(router, config.engine.authorization, is_ours=True, model=named)
 
 
 async def post_json(
@@ -94,7 +99,8 @@ async def post_json(
                     if answer.status == 200:
                         return await _json_of(answer, url, flag)
                     last = f"HTTP {answer.status}: {(await answer.read())[:300].decode(errors='replace')}"
-                    if 400 <= answer.status < 500 and answer.status not in (408, 429):
+                    is_ours = 400 <= answer.status < 500 and answer.status not in (408, 429)
+                    if is_ours and NO_ENGINE_YET not in last:
                         raise ValueError(f"{flag} {url} refused the request: {last}")
             except (aiohttp.ClientError, TimeoutError) as error:
                 last = f"{type(error).__name__}: {error}"

@@ -87,13 +87,13 @@ async def _verdict(config: Config, text: str) -> str:
         return ""
     reward = config.reward
     if reward.reward_url is not None:
+        service = reward_service(config, "judge")
         body = {
-            "model": reward.judge_model,
+            "model": service.model or reward.judge_model,
             "messages": [{"role": "user", "content": text}],
             "temperature": 0.0,
             "max_tokens": reward.judge_max_tokens,
         }
-        service = reward_service(config, "judge")
         url = f"{service.api_url}/chat/completions"
         answer = await post_json(url, body, reward.reward_request_timeout_s, service.headers)
         try:

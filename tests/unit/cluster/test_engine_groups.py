@@ -60,12 +60,26 @@ def test_the_policys_engines_have_the_arguments_of_their_groups(config: Config) 
 
 
 def test_models_beside_it_have_engines_a_router_and_a_guard_of_their_own(config: Config, tmp_path: Path) -> None:
-    ((name, group),) = engines.other_engines(config, Places()).items()  # type: ignore[arg-type]
+    policy = engines.policy_engines(config, Places())  # type: ignore[arg-type]
+    ((name, group),) = engines.other_engines(config, Places(), policy).items()  # type: ignore[arg-type]
     found = [(h.index, h.config.model.hf_checkpoint, h.seats) for h in group.handles]  # type: ignore[union-attr]
     judge = str(tmp_path / "judge")
     seats = [[({"bundle": f"beside {i}.0"}, (0, 1))] for i in range(2)]
     assert (name, found) == ("judge", [(2, judge, seats[0]), (3, judge, seats[1])])
     assert group.guard.keeps_weights and group.router.log_path.name == "router_judge.log"
+
+
+def test_models_may_share_the_router(config: Config) -> None:
+    shared = config.with_sections(router=dataclasses.replace(config.router, share_router=True))
+    policy = engines.policy_engines(shared, Places())  # type: ignore[arg-type]
+    ((_, group),) = engines.other_engines(shared, Places(), policy).items()  # type: ignore[arg-type]
+    assert group.router is policy.router and policy.router.shared
+    seen = []
+    for each in (policy, group):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(policy.router, "add_worker", lambda url, model: seen.append((url, model)))
+            each.guard.router.add_worker("u")
+    assert seen == [("u", "policy"), ("u", "judge")]
 
 
 def test_the_policys_engines_have_the_sizes_of_their_groups(config: Config, tmp_path: Path) -> None:
@@ -79,6 +93,8 @@ def test_the_policys_engines_have_the_sizes_of_their_groups(config: Config, tmp_
 
 def test_large_engines_beside_it_span_nodes(config: Config) -> None:
     cluster = dataclasses.replace(config.cluster, rollout_num_gpus_per_node=1)
-    ((_, group),) = engines.other_engines(config.with_sections(cluster=cluster), Places()).items()  # type: ignore[arg-type]
+    large = config.with_sections(cluster=cluster)
+    policy = engines.policy_engines(large, Places())  # type: ignore[arg-type]
+    ((_, group),) = engines.other_engines(large, Places(), policy).items()  # type: ignore[arg-type]
     seats = [h.seats for h in group.handles]  # type: ignore[union-attr]
     assert seats == [[({"bundle": f"beside {i}.{node}"}, (0,)) for node in range(2)] for i in range(2)]

@@ -211,6 +211,18 @@ def test_what_prefill_and_decode_engines_cannot_do_is_refused(
         config_of(tmp_path, DISAGGREGATED, "--rollout-batch-size", "8", *flags)
 
 
+def test_a_router_is_shared_by_several_models_that_are_not_disaggregated(tmp_path: Path) -> None:
+    judge = "{name: j, model_path: JUDGE, server_groups: [{num_gpus: 1}]}"
+    assert config_of(tmp_path, f"{POLICY}, {judge}]", "--share-router").router.share_router
+    with pytest.raises(
+        ValueError, match=r"--share-router needs a --sglang-config with more than one model, got \['p'\]"
+    ):
+        config_of(tmp_path, f"{POLICY}]", "--share-router")
+    apart = DISAGGREGATED.replace("sglang: [{name: p", "{name: j, model_path: JUDGE").replace("]}]", "]}")
+    with pytest.raises(ValueError, match=r"--share-router cannot be used with prefill and decode .*, got \['j'\]"):
+        config_of(tmp_path, f"{POLICY}, {apart}]", "--share-router")
+
+
 def test_the_last_prefill_engine_of_a_judge_stays_too(tmp_path: Path) -> None:
     judge = DISAGGREGATED.replace("sglang: [{name: p", "{name: j, model_path: JUDGE").replace("]}]", "]}")
     with pytest.raises(ValueError, match="--engine-slow-s cannot be used with prefill and decode engines"):

@@ -232,6 +232,26 @@ def test_a_lost_router_is_restarted_with_the_serving_engines_only(tmp_path: Path
     scene.guard.close()
 
 
+def test_a_router_of_two_models_is_watched_by_one_of_them_and_filled_for_both(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    judge = ScriptedEngine("j")
+    scene.engines.append(judge)
+    config = make_config(tmp_path, "--engine-health-interval-s", "0.02", "--engine-health-timeout-s", "0.2")
+    options: dict[str, Any] = {"keeps_weights": True, "label": "judge: ", "lead": scene.guard}
+    beside = EngineGuard(config, scene.router, scene.probe, **options)
+    beside.begin([(judge, judge.url)])
+    assert scene.router.behind == ["a0", "b0", "j0"]
+    scene.router.alive = False
+    scene.wait_for(lambda: sorted(scene.router.behind) == ["a0", "b0", "j0"] and scene.router.num_restarts == 1)
+    judge.ended = "exited with 1"
+    scene.wait_for(lambda: beside.urls(EngineState.SERVING) == ["j1"])
+    assert sorted(scene.router.behind) == ["a0", "b0", "j1"]
+    assert (scene.guard.num_restarts, beside.num_restarts) == ({"engine": 0, "router": 1}, {"engine": 1, "router": 0})
+    for guard in (beside, scene.guard):
+        guard.check()
+        guard.close()
+
+
 def test_an_engine_lost_with_the_router_keeps_it_from_nobody_and_comes_back_when_it_answers(tmp_path: Path) -> None:
     scene = Scene(tmp_path, "--engine-health-timeout-s", "60")
     scene.engines[0].answering = False  # nobody knows yet whether it is lost

@@ -70,6 +70,28 @@ def test_server_errors_are_retried_until_one_answer_comes() -> None:
     asyncio.run(go())
 
 
+def test_a_router_of_several_models_is_told_which_and_waited_for_while_it_has_no_engine() -> None:
+    asked: list[str] = []
+
+    async def handle(request: web.Request) -> web.Response:
+        asked.append((await request.json())["model"])
+        if len(asked) == 1:  # what a new one says
+            return web.Response(status=404, text="No router available for this request")
+        return web.json_response(answer([5], "a"))
+
+    async def go() -> None:
+        app = web.Application()
+        app.router.add_post("/generate", handle)
+        async with (
+            TestServer(app) as server,
+            EngineClient(str(server.make_url("")), max_in_flight=1, timeout_s=60, model="policy") as client,
+        ):
+            assert (await client.generate([1], {})).tokens == [5]
+
+    asyncio.run(go())
+    assert asked == ["policy"] * 2
+
+
 def test_a_retry_is_a_new_request_for_the_engine() -> None:
     """After a broken connection the engine may still work on the first one, and refuses its id."""
     ids: list[str] = []

@@ -315,15 +315,19 @@ def test_a_verdict_that_is_no_text_is_named(tmp_path: Path, content: Any) -> Non
 
 
 @asynccontextmanager
-async def router_over(engine: str) -> Any:
-    """A router that has one engine, forwards what routers forward, and wants a key."""
+async def router_over(engine: str, asked: list[str], shared: bool) -> Any:
+    """A router that has an engine of the model (`shared`: and one of another), forwards what routers forward, and wants
+    a key. `asked` is filled with the models that are asked for."""
 
     async def workers(request: web.Request) -> web.Response:
         assert request.headers["Authorization"] == "Bearer word"
-        return web.json_response({"workers": [{"url": engine, "is_healthy": True}]})
+        urls = {"policy": "http://127.0.0.1:9", "other": engine} if shared else {"": engine}
+        found = [{"url": url, "is_healthy": True, "model_id": model} for model, url in urls.items()]
+        return web.json_response({"workers": found})
 
     async def chat(request: web.Request) -> web.Response:
         assert request.headers["Authorization"] == "Bearer word"
+        asked.append((await request.json())["model"])
         return web.json_response({"choices": [{"message": {"content": "Score: 4"}}]})
 
     app = web.Application()
@@ -333,7 +337,8 @@ async def router_over(engine: str) -> Any:
         yield str(server.make_url(""))
 
 
-def test_a_model_beside_the_policy_judges_and_scores(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_model_beside_the_policy_judges_and_scores(tmp_path: Path, shared: bool) -> None:
     class NoTemplate:
         chat_template = None
 
@@ -344,10 +349,14 @@ def test_a_model_beside_the_policy_judges_and_scores(tmp_path: Path) -> None:
         f"sglang: [{{name: p, {groups}}}, {{name: other, model_path: {judge}, {groups}}}]"
     )
     flags = ("--sglang-config", str(tmp_path / "engines.yaml"), "--reward-url", "sglang:other")
-    flags += ("--engine-api-key-file", str(tmp_path / "key"))
+    flags += ("--engine-api-key-file", str(tmp_path / "key"), *["--share-router"] * shared)
+    asked: list[str] = []
 
     async def go() -> Any:
-        async with service("/classify", lambda body: [{"embedding": [3.0]}]) as (engine, _), router_over(engine) as url:
+        async with (
+            service("/classify", lambda body: [{"embedding": [3.0]}]) as (engine, _),
+            router_over(engine, asked, shared) as url,
+        ):
             with use_runtime(RolloutRuntime(client=None, tokenizer=NoTemplate(), models={"other": url})):
                 config = make_config(tmp_path, "--rm-type", "judge", *flags)
                 (verdict,) = await REWARDS.load("judge")(config, [sample("a")])
@@ -355,6 +364,7 @@ def test_a_model_beside_the_policy_judges_and_scores(tmp_path: Path) -> None:
         return verdict["score"], scores
 
     assert asyncio.run(go()) == (0.4, [3.0])
+    assert asked == ["other" if shared else "judge"]
 
 
 def test_a_response_cannot_fill_in_the_rubric() -> None:
