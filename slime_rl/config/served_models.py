@@ -6,7 +6,7 @@ sglang:
       - {num_gpus: 2, overrides: {max-running-requests: 64}}
       - {num_gpus: 4, num_gpus_per_engine: 4, overrides: {chunked-prefill-size: 512}}
   - name: judge
-    model_path: /models/judge          # keeps its weights; has a router of its own
+    model_path: /models/judge          # keeps its weights
     server_groups:
       - {num_gpus: 2, num_gpus_per_engine: 2}
       # worker_type: prefill and worker_type: decode in groups of one model: prompts and responses on different engines
