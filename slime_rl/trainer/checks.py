@@ -5,6 +5,12 @@ from __future__ import annotations
 from slime_rl.config import Config
 from slime_rl.trainer.plugins import MODEL_CONVERSION, MODEL_PROVIDER, load_conversion
 
+# Fields of Megatron's optimizer whose code there asks for more than a CPU has, and fails at its start or first update.
+NEEDS_GPU = {
+    "use_precision_aware_optimizer": "Transformer Engine's optimizer",
+    "optimizer_cpu_offload": "a GPU to offload from",
+}
+
 
 def check_trainer(config: Config) -> None:
     """Raise ValueError when the trainer's plugins or pass-through flags do not fit."""
@@ -16,7 +22,8 @@ def check_trainer(config: Config) -> None:
 
 
 def check_megatron_args(config: Config) -> None:
-    """Raise ValueError when a --megatron-* flag is unknown, is ours to set, or has a value of the wrong type."""
+    """Raise ValueError when a --megatron-* flag is unknown, is ours to set, has a value of the wrong type, or needs a
+    GPU where there is none."""
     if not config.model.megatron_args:
         return
     import torch
@@ -26,7 +33,13 @@ def check_megatron_args(config: Config) -> None:
     proxy.install(without_cuda=not torch.cuda.is_available())  # so that a worker may still start in this process
     from slime_rl.trainer.arguments import parse_megatron_args
 
-    parse_megatron_args(config.model.megatron_args)
+    given = parse_megatron_args(config.model.megatron_args).optimizer
+    cluster = config.cluster
+    if cluster.device != "cpu" and (cluster.device == "cuda" or cluster.ray_address or torch.cuda.is_available()):
+        return
+    for name, needed in NEEDS_GPU.items():
+        if given.get(name):
+            raise ValueError(f"--megatron-{name.replace('_', '-')} needs {needed}; this run trains on CPU")
 
 
 def check_architecture(config: Config) -> str:

@@ -40,9 +40,11 @@ def test_equals_sign_and_none_are_understood() -> None:
         (("--recompute-num-layers",), "got 'nothing'"),
         (("--lr", "1"), "is set by --lr"),
         (("--hidden-size", "8"), "the shape comes from --hf-checkpoint"),
+        (("--use-precision-aware-optimizer", "true"), "needs Transformer Engine's optimizer; this run trains on CPU"),
+        (("--optimizer-cpu-offload",), "needs a GPU to offload from; this run trains on CPU"),
     ],
 )
 def test_wrong_flags_say_what_is_wrong(tmp_path: Path, args: tuple[str, ...], message: str) -> None:
-    config = make_config(tmp_path, f"--megatron-{args[0].removeprefix('--')}", *args[1:])
+    config = make_config(tmp_path, "--device", "cpu", f"--megatron-{args[0].removeprefix('--')}", *args[1:])
     with pytest.raises(ValueError, match=message):
         check_megatron_args(config)
