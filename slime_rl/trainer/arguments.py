@@ -37,6 +37,7 @@ OWN_FLAGS = {
 SET_BY_TRAINER = {
     "calculate_per_token_loss": "the loss is weighted before Megatron sees it",
     "variable_seq_lengths": "micro-batches are packed and differ in length",
+    "optimizer": "it is adam, whose state checkpoints hold and reshard",
     "num_layers": "the shape comes from --hf-checkpoint",
     "hidden_size": "the shape comes from --hf-checkpoint",
     "num_attention_heads": "the shape comes from --hf-checkpoint",

@@ -40,6 +40,7 @@ def test_equals_sign_and_none_are_understood() -> None:
         (("--recompute-num-layers",), "got 'nothing'"),
         (("--lr", "1"), "is set by --lr"),
         (("--hidden-size", "8"), "the shape comes from --hf-checkpoint"),
+        (("--optimizer", "sgd"), "it is adam"),
         (("--use-precision-aware-optimizer", "true"), "needs Transformer Engine's optimizer; this run trains on CPU"),
         (("--optimizer-cpu-offload",), "needs a GPU to offload from; this run trains on CPU"),
     ],
