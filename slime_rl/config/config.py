@@ -286,6 +286,11 @@ class Config:
 
     def _check_shared_router(self, models: tuple[ServedModel, ...]) -> None:
         if not self.router.share_router:
+            rule = (
+                "must not be power_of_two without --share-router: sglang-router starts with it only beside two engines"
+            )
+            policy = self.router.router_policy
+            check(policy != "power_of_two", "--router-policy", rule, policy)
             return
         names = [model.name for model in models]
         check(len(names) > 1, "--share-router", f"needs a {FLAG} with more than one model", names)

@@ -25,6 +25,7 @@ from slime_rl.config.yaml_file import read_yaml
 FLAG = "--sglang-config"
 POLICY = "policy"
 SCHEME = "sglang:"  # --reward-url sglang:NAME
+_LONGEST_NAME = 200  # a file's is 255
 _MODEL_KEYS = ("name", "model_path", "update_weights", "num_gpus_per_engine", "server_groups")
 _GROUP_KEYS = ("worker_type", "num_gpus", "num_gpus_per_engine", "overrides")
 MODE_ARGUMENT = "--disaggregation-mode"
@@ -120,6 +121,10 @@ def _model(where: str, entry: Any, gpus_per_engine: int) -> ServedModel:
     name, path = entry.get("name"), entry.get("model_path")
     if not isinstance(name, str) or not name.replace("_", "").replace("-", "").isalnum():
         _fail(where, "must have a name of letters, digits, - and _", name)
+    if len(name.encode()) > _LONGEST_NAME:
+        _fail(
+            where, f"must have a name of at most {_LONGEST_NAME} bytes, since its router's log is named after it", name
+        )
     if path is not None:
         check_model_folder(f"{FLAG} {where}: model_path", str(path))
     updated = entry.get("update_weights", path is None)

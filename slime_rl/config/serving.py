@@ -100,7 +100,8 @@ class RouterConfig:
     """
 
     router_policy: Literal["round_robin", "random", "cache_aware", "power_of_two", "manual"] = "cache_aware"
-    """How requests are spread over the engines; manual keeps every multi-turn episode on the engine that began it."""
+    """How requests are spread over the engines; manual keeps every multi-turn episode on the engine that began it,
+    power_of_two works with --share-router only."""
 
     share_router: bool = False
     """All models of --sglang-config are behind one router, and requests name theirs; else each has its own. The router

@@ -223,6 +223,25 @@ def test_a_router_is_shared_by_several_models_that_are_not_disaggregated(tmp_pat
         config_of(tmp_path, f"{POLICY}, {apart}]", "--share-router")
 
 
+def test_a_policy_that_the_router_cannot_start_with_is_refused(tmp_path: Path) -> None:
+    judge = "{name: j, model_path: JUDGE, server_groups: [{num_gpus: 1}]}"
+    text, flags = f"{POLICY}, {judge}]", ("--router-policy", "power_of_two")
+    assert config_of(tmp_path, text, "--share-router", *flags).router.router_policy == "power_of_two"
+    rule = r"--router-policy must not be power_of_two without --share-router: .*, got 'power_of_two'"
+    with pytest.raises(ValueError, match=rule):
+        config_of(tmp_path, text, *flags)
+    with pytest.raises(ValueError, match=rule):
+        make_config(tmp_path, *flags)
+
+
+@pytest.mark.parametrize("name", ["j" * 201, "\u00fc" * 101])
+def test_a_name_that_cannot_be_that_of_a_log_is_refused(tmp_path: Path, name: str) -> None:
+    judge = "{name: %s, model_path: JUDGE, server_groups: [{num_gpus: 1}]}"
+    with pytest.raises(ValueError, match=rf"model 1 must have a name of at most 200 bytes, .*, got '{name}'"):
+        config_of(tmp_path, f"{POLICY}, {judge % name}]")
+    config_of(tmp_path, f"{POLICY}, {judge % name[:-1]}]")
+
+
 def test_the_last_prefill_engine_of_a_judge_stays_too(tmp_path: Path) -> None:
     judge = DISAGGREGATED.replace("sglang: [{name: p", "{name: j, model_path: JUDGE").replace("]}]", "]}")
     with pytest.raises(ValueError, match="--engine-slow-s cannot be used with prefill and decode engines"):
