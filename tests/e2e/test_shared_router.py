@@ -52,6 +52,8 @@ def test_two_models_behind_one_router(quickstart_data: Path, tmp_path: Path, mon
 def test_a_router_without_its_file_says_where_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIKTOKEN_ENCODINGS_BASE", str(tmp_path))
     router = RouterProcess(make_config(tmp_path), tmp_path, shared=True)
-    with pytest.raises(RuntimeError, match=r"o200k_base\.tiktoken; python tools/fetch_router_vocabulary\.py makes one"):
+    with pytest.raises(
+        RuntimeError, match=r"o200k_base\.tiktoken; python tools/fetch_router_vocabulary\.py --output DIR makes one"
+    ):
         router.start()
     assert not router.is_alive()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import re
 from pathlib import Path
@@ -12,6 +13,7 @@ from factories import make_config, write_model_folder
 
 from slime_rl import preflight as preflight_module
 from slime_rl.config import Config
+from slime_rl.engine.vocabulary import NAME, VARIABLE
 from slime_rl.preflight import Finding, Verdict, check_on_device, dry_run, preflight, run_checks
 from slime_rl.rollout.groups import GroupRunner
 from slime_rl.train import main
@@ -270,3 +272,26 @@ def test_a_way_for_caches_is_checked_where_it_is_known(tmp_path: Path, monkeypat
     settled = dataclasses.replace(elsewhere, cluster=dataclasses.replace(elsewhere.cluster, device="cpu"))
     with pytest.raises(ValueError, match="which does not work on CPU"):
         check_on_device(settled)
+
+
+def test_what_a_shared_router_reads_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = f"{{name: j, model_path: {write_model_folder(tmp_path / 'j')}, server_groups: [{{num_gpus: 1}}]}}"
+    (tmp_path / "engines.yaml").write_text(f"sglang: [{{name: p, server_groups: [{{num_gpus: 1}}]}}, {judge}]")
+    config = make_config(tmp_path, "--sglang-config", str(tmp_path / "engines.yaml"), "--share-router")
+    look, path = preflight_module.QUICK["shared router"], tmp_path / "share" / NAME
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert f"so sglang-router downloads {NAME}" in (look(config) or "")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(VARIABLE, "share")
+    with pytest.raises(
+        ValueError, match=rf"{VARIABLE} must be a folder that holds {NAME}, .* got 'share': {path}: No "
+    ):
+        look(config)
+    path.parent.mkdir()
+    path.write_bytes(b"cut")
+    with pytest.raises(ValueError, match=rf"{VARIABLE} 'share': {path} must be the file with .* got 3 bytes"):
+        look(config)
+    monkeypatch.setattr("slime_rl.engine.vocabulary.SHA256", hashlib.sha256(b"cut").hexdigest())
+    assert look(config) == str(path)
+    monkeypatch.setenv(VARIABLE, "nowhere")
+    assert look(make_config(tmp_path)) is None

@@ -31,7 +31,7 @@ def offer(monkeypatch: pytest.MonkeyPatch, content: bytes | None) -> list[list[s
 def test_the_file_is_fetched_once_and_again_where_it_is_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(tool, "SHA256", hashlib.sha256(b"right").hexdigest())
+    monkeypatch.setattr(tool.vocabulary, "SHA256", hashlib.sha256(b"right").hexdigest())
     commands = offer(monkeypatch, b"right")
     for _ in range(2):
         assert tool.main(["--output", str(tmp_path / "v")]) == 0
