@@ -28,7 +28,8 @@ WORKERS_AGE_S = 5.0  # an engine that joined later has none of the requests to a
 # How SGLang refuses an id that it still works on: after a broken connection the router sends the same request again.
 STILL_KNOWN = "Duplicate request ID"
 # How sglang-router, where several models share it, refuses a request while it has no engine at all: it is a new one.
-NO_ENGINE_YET = "No router available"
+# "No router available for this request", and for chat completions "Model 'NAME' not found or no router available".
+_NO_ENGINE_YET = "no router available"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +197,7 @@ class EngineClient:
                         return _json(self.url + path, await answer.read())
                     last = f"HTTP {answer.status}: {(await answer.text(errors='replace'))[:500]}"
                     is_ours = 400 <= answer.status < 500 and answer.status not in (408, 429)
-                    if is_ours and STILL_KNOWN not in last and NO_ENGINE_YET not in last:
+                    if is_ours and STILL_KNOWN not in last and not has_no_engine_yet(last):
                         raise RequestRefused(f"{self.url}{path} refused the request: {last}")
             except (aiohttp.ClientError, TimeoutError) as error:
                 last = f"{type(error).__name__}: {error}"
@@ -212,6 +213,11 @@ class EngineClient:
         raise TimeoutError(
             f"{self.url}{path} gave no answer within --request-timeout-s {self.timeout_s:g}; last: {last}"
         )
+
+
+def has_no_engine_yet(refusal: str) -> bool:
+    """Whether the router refused a request for being new, which another attempt may find changed."""
+    return _NO_ENGINE_YET in refusal.lower()
 
 
 def _json(url: str, content: bytes) -> Any:

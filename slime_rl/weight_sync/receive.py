@@ -11,6 +11,7 @@ Every tensor-parallel rank reads for itself. What an update leaves for the next 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import mmap
 import os
@@ -71,9 +72,11 @@ class Receiver:
         weights = [p for p in model.parameters() if not getattr(p, "_skip_weight_check", False)]
         storages = {p.untyped_storage().data_ptr(): p.untyped_storage() for p in weights}
         for storage in storages.values():
-            if storage.nbytes():
+            if storage.nbytes() and storage.resizable():
                 self._released.append((storage, storage.nbytes()))
                 storage.resize_(0)
+            elif storage.nbytes():
+                _drop_pages(storage)
 
     def resume(self, model: Any) -> None:
         """Undo `release`, but for the content."""
@@ -147,6 +150,15 @@ class Receiver:
                 raise ValueError(f"{instruction.path} changes {part.name}, which no full update has brought")
             apply_delta(part, self._kept[part.name])
             yield part.name, self._kept[part.name]
+
+
+def _drop_pages(storage: torch.UntypedStorage) -> None:
+    """Free the whole pages of what torch does not resize any more, since numpy has seen it (SGLang's checksum)."""
+    first = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    size = (storage.data_ptr() + storage.nbytes()) // mmap.PAGESIZE * mmap.PAGESIZE - first
+    libc = ctypes.CDLL(None, use_errno=True)
+    if size > 0 and libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(size), mmap.MADV_DONTNEED):
+        logger.warning("%d bytes of weights stay in memory: %s", size, os.strerror(ctypes.get_errno()))
 
 
 def _read(instruction: Instruction) -> bytes:

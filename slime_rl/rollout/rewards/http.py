@@ -17,7 +17,7 @@ import aiohttp
 
 from slime_rl.config import Config
 from slime_rl.config.served_models import SCHEME
-from slime_rl.rollout.client import NO_ENGINE_YET
+from slime_rl.rollout.client import has_no_engine_yet
 from slime_rl.rollout.runtime import current_runtime
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
@@ -100,7 +100,7 @@ async def post_json(
                         return await _json_of(answer, url, flag)
                     last = f"HTTP {answer.status}: {(await answer.read())[:300].decode(errors='replace')}"
                     is_ours = 400 <= answer.status < 500 and answer.status not in (408, 429)
-                    if is_ours and NO_ENGINE_YET not in last:
+                    if is_ours and not has_no_engine_yet(last):
                         raise ValueError(f"{flag} {url} refused the request: {last}")
             except (aiohttp.ClientError, TimeoutError) as error:
                 last = f"{type(error).__name__}: {error}"

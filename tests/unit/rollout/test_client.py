@@ -70,13 +70,16 @@ def test_server_errors_are_retried_until_one_answer_comes() -> None:
     asyncio.run(go())
 
 
-def test_a_router_of_several_models_is_told_which_and_waited_for_while_it_has_no_engine() -> None:
+@pytest.mark.parametrize(
+    "refusal", ["No router available for this request", "Model 'policy' not found or no router available"]
+)
+def test_a_router_of_several_models_is_told_which_and_waited_for_while_it_has_no_engine(refusal: str) -> None:
     asked: list[str] = []
 
     async def handle(request: web.Request) -> web.Response:
         asked.append((await request.json())["model"])
         if len(asked) == 1:  # what a new one says
-            return web.Response(status=404, text="No router available for this request")
+            return web.Response(status=404, text=refusal)
         return web.json_response(answer([5], "a"))
 
     async def go() -> None:

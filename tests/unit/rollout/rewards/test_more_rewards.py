@@ -218,6 +218,15 @@ def test_a_page_of_an_error_that_is_no_text_is_asked_again(tmp_path: Path) -> No
     assert values == [1.0] and len(received) == 3
 
 
+def test_a_judge_is_asked_again_while_a_shared_router_has_no_engine(tmp_path: Path) -> None:
+    verdict = {"choices": [{"message": {"content": "Score: 4"}}]}
+    answers = [verdict, web.Response(status=404, text="Model 'judge' not found or no router available")]
+    values, received = remotely(
+        tmp_path, "judge", "/v1/chat/completions", lambda body: answers.pop(), [sample("a")], tail="/v1"
+    )
+    assert values[0]["score"] == 0.4 and len(received) == 2
+
+
 @pytest.mark.parametrize("body", [b"hello", b"", b"\xe9", b"[" * 200_000])
 def test_an_answer_that_is_not_json_is_named(tmp_path: Path, body: bytes) -> None:
     with pytest.raises(ValueError, match=r"--reward-url http.* answered something that is not JSON"):
