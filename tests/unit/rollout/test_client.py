@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -10,6 +12,18 @@ from scripted_engine import answer, scripted_engine
 
 from slime_rl.rollout.client import ROUTING_HEADER, EngineClient
 from slime_rl.rollout.scope import SampleScope, use_scope
+
+
+@asynccontextmanager
+async def client_of(
+    handle: Callable[[web.Request], Awaitable[web.StreamResponse]], **options: Any
+) -> AsyncIterator[EngineClient]:
+    """A client of a server that answers /generate with `handle`."""
+    app = web.Application()
+    app.router.add_post("/generate", handle)
+    async with TestServer(app) as server:
+        async with EngineClient(str(server.make_url("")), max_in_flight=1, timeout_s=60, **options) as client:
+            yield client
 
 
 def test_generate_returns_exactly_what_was_sampled() -> None:
@@ -83,12 +97,7 @@ def test_a_router_of_several_models_is_told_which_and_waited_for_while_it_has_no
         return web.json_response(answer([5], "a"))
 
     async def go() -> None:
-        app = web.Application()
-        app.router.add_post("/generate", handle)
-        async with (
-            TestServer(app) as server,
-            EngineClient(str(server.make_url("")), max_in_flight=1, timeout_s=60, model="policy") as client,
-        ):
+        async with client_of(handle, model="policy") as client:
             assert (await client.generate([1], {})).tokens == [5]
 
     asyncio.run(go())
@@ -109,12 +118,7 @@ def test_a_retry_is_a_new_request_for_the_engine() -> None:
         return web.json_response(answer([5], "a"))
 
     async def go() -> None:
-        app = web.Application()
-        app.router.add_post("/generate", handle)
-        async with (
-            TestServer(app) as server,
-            EngineClient(str(server.make_url("")), max_in_flight=1, timeout_s=60) as c,
-        ):
+        async with client_of(handle) as c:
             with use_scope(SampleScope()) as scope:
                 assert (await c.generate([1], {})).tokens == [5]
         assert scope.requests == set() and c.num_retries == 2
@@ -231,12 +235,7 @@ def test_a_routing_key_travels_as_the_routers_header() -> None:
         return web.json_response(answer([5], "a"))
 
     async def go() -> None:
-        app = web.Application()
-        app.router.add_post("/generate", handle)
-        async with (
-            TestServer(app) as server,
-            EngineClient(str(server.make_url("")), max_in_flight=1, timeout_s=60) as c,
-        ):
+        async with client_of(handle) as c:
             await c.generate([1], {}, routing_key="4-7")
             await c.generate([1, 2, 3], {})
             assert (c.num_prompt_tokens, c.num_cached_tokens) == (4, 0)
