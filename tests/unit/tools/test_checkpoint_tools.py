@@ -373,7 +373,11 @@ def ended_while_writing(tool: str, number: signal.Signals, tmp_path: Path) -> tu
         "convert_torch_dist_to_hf": f"--input-dir {tmp_path}/dist --output-dir {tmp_path}/out/it",
     }[tool].split()
     (tmp_path / "slow.py").write_text(SLOW.format(root=str(Path(__file__).resolve().parents[3]), tool=tool))
-    running = subprocess.Popen([sys.executable, str(tmp_path / "slow.py"), *flags], stderr=subprocess.PIPE)
+    running = subprocess.Popen(
+        [sys.executable, str(tmp_path / "slow.py"), *flags],
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+    )
     deadline = time.monotonic() + 60
     while not any(tmp_path.glob("out/**/*.distcp")) and not any(tmp_path.glob("out/.*/**/*.safetensors")):
         assert time.monotonic() < deadline and running.poll() is None
